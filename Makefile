@@ -1,0 +1,54 @@
+# lmerge: the commands of the project. `make` lists them.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types bench bench-core proto clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The environment is made anew when what it needs changes. The compiled loops are made with it,
+# so that no command waits for them later.
+$(READY): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "lmerge needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "Python's venv module is missing. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Installing lmerge and its tools into $(VENV) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Compiling the merge's loops (once) ..."
+	@$(BIN)/python -m lmerge.core.warmup
+	@touch $@
+
+demo: $(READY) ## three replicas, one of them dies: what the consumer sees
+	@$(BIN)/lmerge demo
+
+test: $(READY) ## all tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: lint types test ## lint, types and tests
+
+lint: $(READY) ## ruff
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy, strict
+	@$(BIN)/mypy
+
+bench: bench-core ## all benchmarks
+
+bench-core: $(READY) ## the core's speed and memory, as ratios; writes bench/results/core.json
+	@$(BIN)/python -m bench.core
+
+proto: $(READY) ## generate code from proto/ (there is none yet)
+	@if ls proto/*/*/*.proto >/dev/null 2>&1; then echo "proto/: no generator is set up"; exit 1; \
+	else echo "There are no .proto files yet: the wire contract comes with the server."; fi
+
+clean: ## remove the environment and everything made
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The merge itself: a deterministic state machine without I/O, clocks or threads."""

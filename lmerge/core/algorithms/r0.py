@@ -1,0 +1,108 @@
+"""R0: inserts with strictly increasing starts. The state is one number, the largest start.
+
+An element is output when its start is larger than any before. Beyond the pseudo-code, one below
+the decided point is not: the output has promised that none comes.
+Cost: O(log rows) a batch; what is output is a slice of what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lmerge.core.algorithms.base import Effects, View
+from lmerge.core.algorithms.waiting import Waiting, inserts_of
+from lmerge.core.batch import Batch, no_elements
+from lmerge.times import BEGINNING
+
+
+class R0:
+    """The algorithm."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.progress = BEGINNING  # MaxVs
+        self.waiting = Waiting()
+
+    def attach(self, slot: int) -> None:
+        """Nothing to do."""
+
+    def detach(self, slot: int) -> None:
+        """Forget what waits."""
+        self.waiting.take(slot)
+
+    def needed(self, batch: Batch, decided: int) -> npt.NDArray[np.bool_]:
+        """Elements that are not behind."""
+        return np.asarray(batch.vs >= max(self.progress, decided))
+
+    def data(self, batch: Batch, view: View) -> Effects:
+        """O(log rows)."""
+        rows = len(batch)
+        batch = inserts_of(batch)
+        if not view.joined[view.slot]:
+            self.waiting.put(view.slot, batch, self.progress)
+            return Effects(no_elements(self.schema), rows)
+        first = int(np.searchsorted(batch.vs, max(self.progress + 1, view.decided)))
+        if first == len(batch):
+            return Effects(no_elements(self.schema), rows, dropped=first)
+        self.progress = int(batch.vs[-1])
+        return Effects(batch.rows(slice(first, len(batch))), rows, dropped=first)
+
+    def contribute(self, view: View) -> Effects:
+        """Merge what waits."""
+        return merge_waiting(self, self.waiting, view)
+
+    def stable(self, t: int, view: View) -> Effects:
+        """Nothing depends on a stable."""
+        return Effects(no_elements(self.schema), 0)
+
+    bridge = stable
+
+    @property
+    def live(self) -> int:
+        """Only what waits."""
+        return self.waiting.rows
+
+    @property
+    def index_bytes(self) -> int:
+        """One number."""
+        return 8
+
+    @property
+    def payload_bytes(self) -> int:
+        """Only what waits."""
+        return self.waiting.nbytes
+
+    def check(self, decided: int, final: bool) -> None:
+        """There is nothing to be wrong."""
+
+    def save(self) -> dict[str, Any]:
+        """The number, and what waits."""
+        return {"progress": self.progress, **self.waiting.save()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Become what was saved."""
+        self.progress = saved["progress"]
+        self.waiting.load(saved)
+
+
+def merge_waiting(algorithm: Any, waiting: Waiting, view: View) -> Effects:
+    """Everything that waits for a stream that is joined now, as one effect."""
+    results = [algorithm.data(batch, view) for batch in waiting.take(view.slot)]
+    outputs = [effects.output for effects in results if len(effects.output)]
+    dropped = sum(effects.dropped for effects in results)
+    return Effects(joined(outputs, algorithm.schema), 0, dropped=dropped)
+
+
+def joined(batches: list[Batch], schema: pa.Schema) -> Batch:
+    """Several batches as one."""
+    if not batches:
+        return no_elements(schema)
+    if len(batches) == 1:
+        return batches[0]
+    names = ("op", "vs", "ve", "vold", "h1", "h2")
+    columns = {name: np.concatenate([getattr(b, name) for b in batches]) for name in names}
+    return Batch(payload=pa.concat_batches([b.payload for b in batches]), **columns)

@@ -1,0 +1,192 @@
+"""Batches: elements of one stream in columns, from the wire in to the wire out.
+
+A batch is an Arrow record batch with the columns ``op`` (int8, :class:`lmerge.elements.Op`),
+``vs``, ``ve``, ``vold`` (int64 without nulls, :data:`lmerge.times.INFINITY` for no end), and the
+payload's columns. A stable row carries its ``vc`` in ``vs`` and null payloads; an insert's
+``vold`` is ignored. :class:`Batch` checks that once; inside the core it is taken for granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from lmerge.core.compiled import Int8s, Int64s, Words
+from lmerge.elements import Adjust, Element, Insert, Op, Stable
+from lmerge.errors import SchemaMismatchError
+
+ELEMENT_COLUMNS: Final = ("op", "vs", "ve", "vold")
+_TIME: Final = pa.int64()
+_KIND: Final = pa.int8()
+
+
+def payload_schema(schema: pa.Schema) -> pa.Schema:
+    """The payload's part of a batch's schema, its columns in the order of their names."""
+    fields = [field for field in schema if field.name not in ELEMENT_COLUMNS]
+    names = [field.name for field in fields]
+    if len(set(names)) != len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise SchemaMismatchError(f"payload columns must have different names, not {repeated}")
+    return pa.schema(sorted((f.with_nullable(True) for f in fields), key=lambda f: f.name))
+
+
+def describe_difference(expected: pa.Schema, found: pa.Schema) -> str | None:
+    """What distinguishes two payload schemas, or None; nullability and metadata do not."""
+    ours = {field.name: field.type for field in expected}
+    theirs = {field.name: field.type for field in found}
+    parts = [f"{n!r} is missing" for n in ours if n not in theirs]
+    parts += [f"{n!r} is not expected" for n in theirs if n not in ours]
+    parts += [
+        f"{n!r} is {theirs[n]} instead of {ours[n]}"
+        for n in ours
+        if n in theirs and ours[n] != theirs[n]
+    ]
+    return "; ".join(parts) or None
+
+
+class Layout:
+    """Where the columns of a merge's batches are; checked once for each schema that comes."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema  # of the payload
+        self._seen: pa.Schema | None = None
+        self._places: tuple[list[int], list[int]] = ([], [])
+
+    def places(self, found: pa.Schema) -> tuple[list[int], list[int]]:
+        """The places of op, vs, ve, vold, and those of the payload's columns."""
+        if self._seen is None or not found.equals(self._seen):
+            self._places = self._locate(found)
+            self._seen = found
+        return self._places
+
+    def _locate(self, found: pa.Schema) -> tuple[list[int], list[int]]:
+        for name in ELEMENT_COLUMNS:
+            kind = _KIND if name == "op" else _TIME
+            if found.get_field_index(name) < 0:
+                raise SchemaMismatchError(f"a batch of elements needs one column {name!r}")
+            if found.field(name).type != kind:
+                raise SchemaMismatchError(
+                    f"column {name!r} must be {kind}, not {found.field(name).type}"
+                )
+        difference = describe_difference(self.schema, payload_schema(found))
+        if difference:
+            raise SchemaMismatchError(f"the payload's columns are not the merge's: {difference}")
+        names = self.schema.names
+        return (
+            [found.get_field_index(name) for name in ELEMENT_COLUMNS],
+            [found.get_field_index(name) for name in names],
+        )
+
+
+def _values(batch: pa.RecordBatch, place: int) -> Any:
+    """A column of numbers without nulls, as NumPy sees it."""
+    column = batch.column(place)
+    if column.null_count:
+        name = batch.schema.names[place]
+        raise SchemaMismatchError(f"column {name!r} must not contain nulls")
+    return column.to_numpy()
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The columns of some elements of one stream; ``h1``, ``h2`` fingerprint the payloads."""
+
+    op: Int8s
+    vs: Int64s
+    ve: Int64s
+    vold: Int64s
+    payload: pa.RecordBatch
+    h1: Int64s
+    h2: Int64s
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @staticmethod
+    def of(batch: pa.RecordBatch, layout: Layout) -> Batch:
+        """The columns of ``batch``; fingerprints come later."""
+        places, payload = layout.places(batch.schema)
+        op, vs, ve, vold = (_values(batch, place) for place in places)
+        return Batch(op, vs, ve, vold, batch.select(payload), _NO_HASHES, _NO_HASHES)
+
+    def fingerprint(self, hashes: tuple[Words, Words]) -> None:
+        """Set the payloads' fingerprints (below 2⁶¹, so that they are int64 as well)."""
+        self.h1, self.h2 = (h.view(np.int64) for h in hashes)
+
+    def head(self, rows: int) -> Batch:
+        """The first ``rows`` elements."""
+        if rows == len(self):
+            return self
+        return self.rows(slice(0, rows))
+
+    def rows(self, which: slice) -> Batch:
+        """A range of the elements, without copying."""
+        return Batch(
+            self.op[which],
+            self.vs[which],
+            self.ve[which],
+            self.vold[which],
+            self.payload.slice(which.start, which.stop - which.start),
+            self.h1[which],
+            self.h2[which],
+        )
+
+    def take(self, rows: Int64s) -> Batch:
+        """The elements ``rows``, copied."""
+        return Batch(
+            self.op[rows],
+            self.vs[rows],
+            self.ve[rows],
+            self.vold[rows],
+            take(self.payload, rows),
+            self.h1[rows],
+            self.h2[rows],
+        )
+
+    def element(self, row: int) -> Element:
+        """One element, for a person."""
+        vs, ve, vold = int(self.vs[row]), int(self.ve[row]), int(self.vold[row])
+        if self.op[row] == Op.STABLE:
+            return Stable(vs)
+        payload = self.payload.slice(row, 1).to_pylist()[0]
+        if self.op[row] == Op.INSERT:
+            return Insert(payload, vs, ve)
+        return Adjust(payload, vs, vold, ve)
+
+    def to_arrow(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The record batch; ``schema`` is that of the elements with this payload."""
+        times = [pa.array(column) for column in (self.op, self.vs, self.ve, self.vold)]
+        return pa.RecordBatch.from_arrays([*times, *self.payload.columns], schema=schema)
+
+
+def element_schema(payload: pa.Schema) -> pa.Schema:
+    """The schema of a batch of elements with this payload."""
+    times = [pa.field(name, _TIME, nullable=False) for name in ELEMENT_COLUMNS[1:]]
+    return pa.schema([pa.field("op", _KIND, nullable=False), *times, *payload])
+
+
+_NO_OPS: Final = np.zeros(0, dtype=np.int8)
+_NO_HASHES: Final = np.zeros(0, dtype=np.int64)
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """A payload without rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def no_elements(schema: pa.Schema) -> Batch:
+    """A batch without elements."""
+    none = _NO_HASHES
+    return Batch(_NO_OPS, none, none, none, no_rows(schema), none, none)
+
+
+def take(payload: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
+    """Some rows of a payload, copied; shares nothing when not all are taken."""
+    if len(rows) == payload.num_rows and len(rows) and rows[0] == 0:
+        ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
+        if ascending:
+            return payload
+    return payload.take(pa.array(rows))

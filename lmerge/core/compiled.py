@@ -1,0 +1,89 @@
+"""How the core's loops are compiled, and the three machine operations Python has no word for.
+
+Everything in ``lmerge.core`` that loops over rows is a plain function under :func:`compiled`:
+numba turns it into machine code on first use and keeps that beside the source, so that only the
+first run on a machine waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Scalars inside compiled code: numba knows whether they are Python's or NumPy's, and it is all
+# the same to the caller.
+Int: TypeAlias = Any
+Word: TypeAlias = Any
+
+# Columns, named by what they hold. NumPy's types cannot say that an element of one is a scalar,
+# so to mypy they are anything.
+Int8s: TypeAlias = Any
+Int32s: TypeAlias = Any
+Int64s: TypeAlias = Any
+Words: TypeAlias = Any
+
+
+def compiled(function: F) -> F:
+    """Compile ``function``: integers wrap, bounds are not checked, and nothing is allocated.
+
+    Without allocation there is no reference counting, which is worth a factor of two in loops
+    that call small functions: callers pass the arrays that are to be filled.
+    """
+    jit: Any = numba.njit  # its types do not know _nrt
+    return cast(F, jit(cache=True, error_model="numpy", _nrt=False)(function))
+
+
+def machine(function: Callable[..., Any]) -> Any:
+    """An operation written in LLVM's terms."""
+    return intrinsic(function)
+
+
+@machine
+def multiply_add(_context: Any, low: Any, high: Any, a: Any, b: Any) -> Any:
+    """``(high:low) + a * b`` in 128 bits, as ``(low, high)``."""
+    pair: Any = types.Tuple((types.uint64, types.uint64))
+    signature = pair(types.uint64, types.uint64, types.uint64, types.uint64)
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        word = ir.IntType(64)
+        low_, high_, a_, b_ = (builder.zext(x, wide) for x in arguments)
+        shift = ir.Constant(wide, 64)
+        total = builder.add(builder.add(builder.shl(high_, shift), low_), builder.mul(a_, b_))
+        parts = (builder.trunc(total, word), builder.trunc(builder.lshr(total, shift), word))
+        return context.make_tuple(builder, pair, parts)
+
+    return signature, codegen
+
+
+@machine
+def load_word(_context: Any, data: Any, position: Any) -> Any:
+    """The eight bytes of ``data`` from ``position`` on as one little-endian word."""
+    signature = types.uint64(data, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(array.data, [arguments[1]])
+        word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
+        word.align = 1  # a value starts anywhere in its buffer
+        return word
+
+    return signature, codegen
+
+
+@machine
+def leading_zeros(_context: Any, word: Any) -> Any:
+    """How many of the 64 bits of a word that is not 0 are 0 before the first 1."""
+    signature = types.int64(types.uint64)
+
+    def codegen(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return signature, codegen

@@ -1,0 +1,136 @@
+"""Verdicts on streams that computed something else, from the digests of their events.
+
+Once both a stream and the output are stable past an interval, their digests of it must be equal.
+What is not covered is left out: ends before the stream's ``from``, and, unless equal, intervals
+that feedback has told it to skip. Nothing here changes the merge: it returns verdicts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lmerge.core.batch import Batch
+from lmerge.core.digests import Digests
+from lmerge.core.policy import DivergencePolicy
+from lmerge.core.streams import Stream, StreamState
+from lmerge.times import show
+
+
+class Verdict(NamedTuple):
+    """A stream and the output differ in the events that end in ``[start, end)``."""
+
+    stream: str | None  # None: the output itself is outvoted
+    start: int
+    end: int
+    quarantine: bool
+
+    def __str__(self) -> str:
+        who = "the output" if self.stream is None else f"stream {self.stream!r}"
+        than = "most streams" if self.stream is None else "the output"
+        return (
+            f"{who} has other events ending in [{show(self.start)}, {show(self.end)}) than {than}"
+        )
+
+
+class Divergence:
+    """The digests of a merge, and what follows from them."""
+
+    def __init__(self, policy: DivergencePolicy) -> None:
+        self.policy = policy
+        self.digests = Digests()
+        self._contested: list[tuple[int, int]] = []  # no majority yet (`majority` only)
+
+    @property
+    def on(self) -> bool:
+        """Whether digests are kept at all."""
+        return self.policy is not DivergencePolicy.OFF
+
+    def attach(self, stream: Stream) -> None:
+        """Begin a stream's digests."""
+        if self.on:
+            self.digests.attach(stream.slot)
+            stream.floor = max(stream.since, self.digests.closed)
+            stream.judged = stream.floor
+
+    def add(self, stream: Stream | None, elements: Batch, streams: Iterable[Stream]) -> None:
+        """Count elements of a stream, or (None) of the output."""
+        if not self.on or not len(elements):
+            return
+        closable = min((s.judged for s in streams if s.slot >= 0), default=self.digests.closed)
+        for start, _ in self._contested:
+            closable = min(closable, start)
+        if stream is None:
+            self.digests.add(None, elements, self.digests.closed, closable)
+        else:
+            self.digests.add(stream.slot, elements, stream.floor, closable)
+
+    def judge(self, streams: list[Stream], out_stable: int) -> list[Verdict]:
+        """Compare what has become comparable."""
+        verdicts: list[Verdict] = []
+        if not self.on:
+            return verdicts
+        for stream in streams:
+            if stream.slot < 0:
+                continue
+            high = self.digests.align(min(stream.stable, out_stable))
+            if high <= stream.judged:
+                continue
+            low = max(self.digests.align_up(stream.floor), self.digests.align(stream.judged))
+            agreeing, differing = self.digests.compare(stream.slot, low, high)
+            stream.judged = high
+            stream.counts.verified += agreeing
+            for start, end in differing:
+                if start < stream.horizon:
+                    stream.counts.skipped += 1
+                    continue
+                stream.counts.divergent += 1
+                if self.policy is DivergencePolicy.MAJORITY:
+                    self._contested.append((start, end))
+                quarantine = self.policy is DivergencePolicy.QUARANTINE
+                verdicts.append(Verdict(stream.name, start, end, quarantine))
+        if self._contested:
+            verdicts += self._vote(streams)
+        return verdicts
+
+    def _vote(self, streams: list[Stream]) -> list[Verdict]:
+        """Quarantine whoever differs from what more than half of the joined streams share."""
+        verdicts: list[Verdict] = []
+        voters = [s for s in streams if s.slot >= 0 and s.state is StreamState.JOINED]
+        still: list[tuple[int, int]] = []
+        for start, end in dict.fromkeys(self._contested):
+            votes = {
+                s.name: self.digests.sum_of(s.slot, start)
+                for s in voters
+                if s.stable >= end and s.floor <= max(start, self.digests.closed)
+            }
+            value, count = Counter(votes.values()).most_common(1)[0] if votes else (0, 0)
+            if 2 * count > len(voters):
+                if value != self.digests.sum_of(None, start):
+                    verdicts.append(Verdict(None, start, end, False))
+                verdicts += [Verdict(n, start, end, True) for n, v in votes.items() if v != value]
+            elif len(votes) < len(voters):
+                still.append((start, end))
+        self._contested = still
+        return verdicts
+
+    def save(self) -> dict[str, Any]:
+        """The open intervals."""
+        numbers, sums, state, *_ = self.digests.intervals
+        used = np.flatnonzero(numbers != np.iinfo(np.int64).min)
+        return {
+            "digests.numbers": numbers[used],
+            "digests.sums": sums[used],
+            "digests.state": state,
+            "contested": self._contested,
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Become what was saved."""
+        sums = saved["digests.sums"]
+        self.digests = Digests(sums.shape[1] - 1)
+        self.digests.fill(saved["digests.numbers"], sums, saved["digests.state"])
+        self._contested = [(start, end) for start, end in saved["contested"]]
