@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
+import pyarrow as pa
+
 from lmerge.cli.exits import EXIT_HELP, Exit
+from lmerge.cli.output import writing
 from lmerge.cli.terminal import Terminal
-from lmerge.files import open_writer
 from lmerge.workload import SCHEMA, Workload, arrivals, generate
 
 INTERLEAVED_ROWS: Final = 8
 """Elements of one stream in a row: few, so that the streams take turns as live ones would."""
+CHUNK_ARRIVALS: Final = 512
 
 EXAMPLE: Final = ("--elements", "4", "--streams", "2", "--payload-size", "2", "--live", "2")
 
@@ -79,10 +84,19 @@ def run(arguments: argparse.Namespace) -> int:
         progress = terminal.counting("writing", total, arguments.output)
         streams = generate(workload)
         done = 0
-        with open_writer(arguments.output or "-", SCHEMA, streams=True) as writer:
-            for name, batch in arrivals(streams, INTERLEAVED_ROWS):
-                writer.write(batch, stream=name)
+        with writing(arguments.output, SCHEMA, streams=True) as writer:
+            for names, batch in _chunks(arrivals(streams, INTERLEAVED_ROWS)):
+                writer.write(batch, stream=names)
                 done += batch.num_rows
                 if progress is not None:
                     progress(done)
     return Exit.OK
+
+
+def _chunks(
+    found: Iterator[tuple[str, pa.RecordBatch]],
+) -> Iterator[tuple[list[str], pa.RecordBatch]]:
+    """The arrivals in order in batches worth a write, with the stream of each row."""
+    while chunk := list(islice(found, CHUNK_ARRIVALS)):
+        names = [name for name, batch in chunk for _ in range(batch.num_rows)]
+        yield names, pa.concat_batches([batch for _, batch in chunk])

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
-from lmerge.cli import check, gen, merge, tdb
+from lmerge.cli import check, demo, gen, merge, tdb
 from lmerge.cli.exits import EXIT_HELP, Exit
 from lmerge.cli.reconstitution import ContractError
 from lmerge.cli.terminal import Terminal
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action="version", version=f"lmerge {_version()}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (merge, tdb, check, gen):
+    for command in (merge, tdb, check, gen, demo):
         command.add_to(commands)
     return result
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from lmerge.cli.exits import EXIT_HELP, Exit
+from lmerge.cli.output import writing
 from lmerge.cli.terminal import Terminal
 from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.properties import Restriction
 from lmerge.errors import ConfigurationError
-from lmerge.files import MAX_ROWS, kind, open_writer, read_rounds, read_schema
+from lmerge.files import MAX_ROWS, kind, read_rounds, read_schema
 
 if TYPE_CHECKING:
     from lmerge.cli.job import Job
@@ -105,10 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         rounds = read_rounds(path, max_rows=max_rows, progress=progress)
         first = next(rounds, None)  # input that cannot be read at all leaves the output alone
         started = time.monotonic()
-        with (
-            _write_errors(output),
-            open_writer(output or "-", merge.schema, trace=arguments.trace) as writer,
-        ):
+        with writing(output, merge.schema, trace=arguments.trace) as writer:
             job = Job(arguments, merge, writer, terminal)
             try:
                 if first is not None:
@@ -141,18 +137,6 @@ def _refuse_impossible(arguments: argparse.Namespace) -> None:
         same = False
     if same:
         raise ConfigurationError(f"{output} is the input: writing it would destroy what is read")
-
-
-@contextmanager
-def _write_errors(output: str | None) -> Iterator[None]:
-    """Says of which file it was that writing failed; reading has errors of its own."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        text = error.strerror or str(error)
-        raise ConfigurationError(f"cannot write {output or 'stdout'}: {text}") from error
 
 
 def _print_statistics(job: Job, seconds: float, terminal: Terminal) -> None:

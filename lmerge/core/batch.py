@@ -8,6 +8,7 @@ payload's columns. A stable row carries its ``vc`` in ``vs`` and null payloads; 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,7 +88,11 @@ def _values(batch: pa.RecordBatch, place: int) -> Any:
     if column.null_count:
         name = batch.schema.names[place]
         raise SchemaMismatchError(f"column {name!r} must not contain nulls")
-    return column.to_numpy()
+    kind: Any = np.int8 if column.type == _KIND else np.int64
+    if not len(column):
+        return _NO_OPS if kind is np.int8 else _NO_TIMES
+    start = column.offset * kind().itemsize
+    return np.frombuffer(column.buffers()[1], kind, len(column), start)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,10 +142,10 @@ class Batch:
     def take(self, rows: Int64s) -> Batch:
         """The elements ``rows``, copied."""
         return Batch(
-            self.op[rows],
-            self.vs[rows],
-            self.ve[rows],
-            self.vold[rows],
+            _read_only(self.op[rows]),
+            _read_only(self.vs[rows]),
+            _read_only(self.ve[rows]),
+            _read_only(self.vold[rows]),
             take(self.payload, rows),
             self.h1[rows],
             self.h2[rows],
@@ -148,13 +153,8 @@ class Batch:
 
     def element(self, row: int) -> Element:
         """One element, for a person."""
-        vs, ve, vold = int(self.vs[row]), int(self.ve[row]), int(self.vold[row])
-        if self.op[row] == Op.STABLE:
-            return Stable(vs)
-        payload = self.payload.slice(row, 1).to_pylist()[0]
-        if self.op[row] == Op.INSERT:
-            return Insert(payload, vs, ve)
-        return Adjust(payload, vs, vold, ve)
+        one = self.rows(slice(row, row + 1))
+        return next(elements_of(one.to_arrow(element_schema(self.payload.schema))))
 
     def to_arrow(self, schema: pa.Schema) -> pa.RecordBatch:
         """The record batch; ``schema`` is that of the elements with this payload."""
@@ -168,7 +168,14 @@ def element_schema(payload: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field("op", _KIND, nullable=False), *times, *payload])
 
 
-_NO_OPS: Final = np.zeros(0, dtype=np.int8)
+def _read_only(column: Any) -> Any:
+    """Like the columns that come from Arrow, so that one compiled version serves both."""
+    column.setflags(write=False)
+    return column
+
+
+_NO_OPS: Final = _read_only(np.zeros(0, dtype=np.int8))
+_NO_TIMES: Final = _read_only(np.zeros(0, dtype=np.int64))
 _NO_HASHES: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -179,8 +186,8 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 def no_elements(schema: pa.Schema) -> Batch:
     """A batch without elements."""
-    none = _NO_HASHES
-    return Batch(_NO_OPS, none, none, none, no_rows(schema), none, none)
+    none = _NO_TIMES
+    return Batch(_NO_OPS, none, none, none, no_rows(schema), _NO_HASHES, _NO_HASHES)
 
 
 def take(payload: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
@@ -190,3 +197,29 @@ def take(payload: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
         if ascending:
             return payload
     return payload.take(pa.array(rows))
+
+
+def batch_of(elements: Iterable[Element], payload: pa.Schema) -> pa.RecordBatch:
+    """A batch of a few elements, whose payloads are dicts by column name."""
+    schema = element_schema(payload)
+    rows: list[dict[str, Any]] = []
+    for e in elements:
+        if isinstance(e, Stable):
+            rows.append({"op": Op.STABLE, "vs": e.vc, "ve": 0, "vold": 0})
+        elif isinstance(e, Insert):
+            rows.append({"op": Op.INSERT, "vs": e.vs, "ve": e.ve, "vold": 0, **e.payload})
+        else:
+            rows.append({"op": Op.ADJUST, "vs": e.vs, "ve": e.ve, "vold": e.vold, **e.payload})
+    return pa.RecordBatch.from_pylist(rows, schema)
+
+
+def elements_of(batch: pa.RecordBatch) -> Iterator[Element]:
+    """The inverse of :func:`batch_of`."""
+    for row in batch.to_pylist():
+        op, vs, ve, vold = (row.pop(name) for name in ELEMENT_COLUMNS)
+        if op == Op.STABLE:
+            yield Stable(vs)
+        elif op == Op.INSERT:
+            yield Insert(row, vs, ve)
+        else:
+            yield Adjust(row, vs, vold, ve)

@@ -1,4 +1,4 @@
-"""How the core's loops are compiled, and the three machine operations Python has no word for.
+"""How the core's loops are compiled, and the machine operations Python has no word for.
 
 Everything in ``lmerge.core`` that loops over rows is a plain function under :func:`compiled`:
 numba turns it into machine code on first use and keeps that beside the source, so that only the
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +49,8 @@ def machine(function: Callable[..., Any]) -> Any:
 @machine
 def multiply_add(_context: Any, low: Any, high: Any, a: Any, b: Any) -> Any:
     """``(high:low) + a * b`` in 128 bits, as ``(low, high)``."""
-    pair: Any = types.Tuple((types.uint64, types.uint64))
+    make_tuple: Any = types.Tuple  # untyped, as much of numba is
+    pair = make_tuple((types.uint64, types.uint64))
     signature = pair(types.uint64, types.uint64, types.uint64, types.uint64)
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -85,5 +87,34 @@ def leading_zeros(_context: Any, word: Any) -> Any:
 
     def codegen(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return signature, codegen
+
+
+@machine
+def load_at(_context: Any, address: Any, like: Any) -> Any:
+    """The number of the type of ``like`` at a machine address."""
+    signature = like(types.int64, like)
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(like).as_pointer())
+        value = builder.load(pointer)
+        value.align = 1
+        return value
+
+    return signature, codegen
+
+
+@machine
+def copy_bytes(_context: Any, to: Any, origin: Any, count: Any) -> Any:
+    """Copies ``count`` bytes from one machine address to another."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(address, byte) for address in arguments[:2])
+        copy: Any = cgutils.raw_memcpy
+        copy(builder, target, source, arguments[2], itemsize=1)
+        return context.get_dummy_value()
 
     return signature, codegen

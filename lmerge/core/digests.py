@@ -27,7 +27,7 @@ from lmerge.times import BEGINNING, INFINITY
 
 MOST_INTERVALS: Final = 1024
 _PLACES: Final = 2 * MOST_INTERVALS
-_NONE: Final = BEGINNING  # no interval has this number: no event ends there
+NO_INTERVAL: Final = BEGINNING  # no interval has this number: no event ends there
 
 # The places of ``Intervals.state``.
 SHIFT: Final = 0  # log2 of the width
@@ -59,7 +59,7 @@ def _place(numbers: Int64s, number: Int) -> Int:
     """Where an interval is, or the empty place where it would be."""
     mask = np.int64(numbers.size - 1)
     place = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)) & mask
-    while numbers[place] != _NONE and numbers[place] != number:
+    while numbers[place] != NO_INTERVAL and numbers[place] != number:
         place = (place + 1) & mask
     return place
 
@@ -70,7 +70,7 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
     numbers, sums, state, old_numbers, old_sums = intervals
     for i in range(numbers.size):
         old_numbers[i] = numbers[i]
-        numbers[i] = _NONE
+        numbers[i] = NO_INTERVAL
         for column in range(sums.shape[1]):
             old_sums[i, column] = sums[i, column]
             sums[i, column] = 0
@@ -80,11 +80,11 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
     state[SHIFT] += coarser
     state[OPEN] = 0
     for i in range(old_numbers.size):
-        if old_numbers[i] == _NONE or old_numbers[i] < (closable >> width):
+        if old_numbers[i] == NO_INTERVAL or old_numbers[i] < (closable >> width):
             continue
         number = old_numbers[i] >> coarser
         place = _place(numbers, number)
-        if numbers[place] == _NONE:
+        if numbers[place] == NO_INTERVAL:
             numbers[place] = number
             state[OPEN] += 1
         for column in range(sums.shape[1]):
@@ -95,13 +95,13 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
 def _contribute(intervals: Intervals, column: Int, ve: Int, value: Word, closable: Int) -> None:
     state = intervals.state
     place = _place(intervals.numbers, ve >> state[SHIFT])
-    if intervals.numbers[place] == _NONE:
+    if intervals.numbers[place] == NO_INTERVAL:
         if state[OPEN] >= MOST_INTERVALS:
             _rebuild(intervals, closable, np.int64(0))
             while state[OPEN] > MOST_INTERVALS // 2:
                 _rebuild(intervals, closable, np.int64(1))
             place = _place(intervals.numbers, ve >> state[SHIFT])
-        if intervals.numbers[place] == _NONE:
+        if intervals.numbers[place] == NO_INTERVAL:
             intervals.numbers[place] = ve >> state[SHIFT]
             state[OPEN] += 1
     intervals.sums[place, column] += value
@@ -137,7 +137,7 @@ def _compare(intervals: Intervals, column: Int, low: Int, high: Int, differing: 
     agreeing = 0
     count = 0
     for i in range(numbers.size):
-        if numbers[i] == _NONE:
+        if numbers[i] == NO_INTERVAL:
             continue
         if numbers[i] < (low >> state[SHIFT]) or numbers[i] >= (high >> state[SHIFT]):
             continue
@@ -153,7 +153,7 @@ class Digests:
     """The digests of a merge's streams (by slot) and of its output."""
 
     def __init__(self, streams: int = 2) -> None:
-        numbers = np.full(_PLACES, _NONE, dtype=np.int64)
+        numbers = np.full(_PLACES, NO_INTERVAL, dtype=np.int64)
         sums = np.zeros((_PLACES, 1 + streams), dtype=np.uint64)
         state = np.array([0, 0, BEGINNING], dtype=np.int64)
         self.intervals = Intervals(numbers, sums, state, numbers.copy(), sums.copy())
@@ -182,17 +182,17 @@ class Digests:
             self.intervals = self.intervals._replace(sums=wider, spare_sums=wider.copy())
         self.intervals.sums[:, slot + 1] = 0
 
-    def add(self, slot: int | None, elements: Batch, floor: int, closable: int) -> None:
-        """Add a stream's elements (the output's: ``None``) with ends from ``floor`` on.
+    def add(self, column: int, e: Batch, floor: int, closable: int) -> None:
+        """Add a stream's elements (column 0: the output's) with ends from ``floor`` on.
 
         Everybody has passed ``closable``: intervals before it may be dropped.
         """
-        column = 0 if slot is None else slot + 1
-        e = elements
-        _digest(
-            self.intervals, column, e.op, e.vs, e.ve, e.vold, e.h1, e.h2,
-            np.int64(floor), np.int64(closable),
-        )  # fmt: skip
+        _digest(self.intervals, column, e.op, e.vs, e.ve, e.vold, e.h1, e.h2, floor, closable)
+
+    @property
+    def shift(self) -> int:
+        """The width of an interval is 2 to this."""
+        return int(self.intervals.state[SHIFT])
 
     def compare(self, slot: int, low: int, high: int) -> tuple[int, list[tuple[int, int]]]:
         """Of the intervals inside ``[low, high)``: how many agree with the output, which differ."""

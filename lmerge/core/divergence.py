@@ -8,16 +8,16 @@ that feedback has told it to skip. Nothing here changes the merge: it returns ve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lmerge.core.batch import Batch
-from lmerge.core.digests import Digests
+from lmerge.core.digests import NO_INTERVAL, Digests
 from lmerge.core.policy import DivergencePolicy
 from lmerge.core.streams import Stream, StreamState
-from lmerge.times import show
+from lmerge.times import BEGINNING, show
 
 
 class Verdict(NamedTuple):
@@ -42,12 +42,9 @@ class Divergence:
     def __init__(self, policy: DivergencePolicy) -> None:
         self.policy = policy
         self.digests = Digests()
+        self.on = policy is not DivergencePolicy.OFF
         self._contested: list[tuple[int, int]] = []  # no majority yet (`majority` only)
-
-    @property
-    def on(self) -> bool:
-        """Whether digests are kept at all."""
-        return self.policy is not DivergencePolicy.OFF
+        self._closable = BEGINNING  # everybody was compared up to here
 
     def attach(self, stream: Stream) -> None:
         """Begin a stream's digests."""
@@ -55,30 +52,33 @@ class Divergence:
             self.digests.attach(stream.slot)
             stream.floor = max(stream.since, self.digests.closed)
             stream.judged = stream.floor
+            self._closable = min(self._closable, stream.judged)
 
-    def add(self, stream: Stream | None, elements: Batch, streams: Iterable[Stream]) -> None:
+    def add(self, stream: Stream | None, elements: Batch) -> None:
         """Count elements of a stream, or (None) of the output."""
-        if not self.on or not len(elements):
+        if not self.on:
             return
-        closable = min((s.judged for s in streams if s.slot >= 0), default=self.digests.closed)
-        for start, _ in self._contested:
-            closable = min(closable, start)
         if stream is None:
-            self.digests.add(None, elements, self.digests.closed, closable)
+            # The output never goes back below what was closed: nothing of it is left out.
+            self.digests.add(0, elements, BEGINNING, self._closable)
         else:
-            self.digests.add(stream.slot, elements, stream.floor, closable)
+            self.digests.add(stream.slot + 1, elements, stream.floor, self._closable)
 
-    def judge(self, streams: list[Stream], out_stable: int) -> list[Verdict]:
+    def judge(self, streams: Collection[Stream], out_stable: int) -> list[Verdict]:
         """Compare what has become comparable."""
         verdicts: list[Verdict] = []
         if not self.on:
             return verdicts
+        shift = self.digests.shift
+        moved = False
         for stream in streams:
             if stream.slot < 0:
                 continue
-            high = self.digests.align(min(stream.stable, out_stable))
+            passed = stream.stable if stream.stable < out_stable else out_stable
+            high = (passed >> shift) << shift
             if high <= stream.judged:
                 continue
+            moved = True
             low = max(self.digests.align_up(stream.floor), self.digests.align(stream.judged))
             agreeing, differing = self.digests.compare(stream.slot, low, high)
             stream.judged = high
@@ -94,9 +94,12 @@ class Divergence:
                 verdicts.append(Verdict(stream.name, start, end, quarantine))
         if self._contested:
             verdicts += self._vote(streams)
+        if moved:
+            judged = [s.judged for s in streams if s.slot >= 0]
+            self._closable = min(judged + [start for start, _ in self._contested])
         return verdicts
 
-    def _vote(self, streams: list[Stream]) -> list[Verdict]:
+    def _vote(self, streams: Collection[Stream]) -> list[Verdict]:
         """Quarantine whoever differs from what more than half of the joined streams share."""
         verdicts: list[Verdict] = []
         voters = [s for s in streams if s.slot >= 0 and s.state is StreamState.JOINED]
@@ -120,12 +123,13 @@ class Divergence:
     def save(self) -> dict[str, Any]:
         """The open intervals."""
         numbers, sums, state, *_ = self.digests.intervals
-        used = np.flatnonzero(numbers != np.iinfo(np.int64).min)
+        used = np.flatnonzero(numbers != NO_INTERVAL)
         return {
             "digests.numbers": numbers[used],
             "digests.sums": sums[used],
             "digests.state": state,
             "contested": self._contested,
+            "closable": self._closable,
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -134,3 +138,4 @@ class Divergence:
         self.digests = Digests(sums.shape[1] - 1)
         self.digests.fill(saved["digests.numbers"], sums, saved["digests.state"])
         self._contested = [(start, end) for start, end in saved["contested"]]
+        self._closable = saved["closable"]

@@ -91,6 +91,11 @@ class Merge:
         self._leader = -1
         self._held: SortedDict = SortedDict()  # starts of undecided nodes, counted (`final`)
         self._stalled = False
+        self._joining = 0  # how many streams are
+        self._support = 1  # how many must have an event before it is output
+        self._leader_only = policy.insert == InsertPolicy.leader()
+        self._eager = policy.adjust is AdjustPolicy.EAGER
+        self._final = policy.insert == InsertPolicy.final()
         self._out = Counts()
         self._layout = Layout(self.schema)
         self._element_schema = element_schema(self.schema)
@@ -117,6 +122,7 @@ class Merge:
             name, slot, StreamState.JOINING, BEGINNING if since is None else since, properties
         )
         self._streams[name] = stream
+        self._count_members()
         self._algorithm.attach(slot)
         self._divergence.attach(stream)
         self._stables[slot] = BEGINNING
@@ -134,6 +140,7 @@ class Merge:
         out = Output()
         self._release_slot(stream)
         del self._streams[name]
+        self._count_members()
         self._notice_stall(out)
         return out
 
@@ -224,7 +231,7 @@ class Merge:
         effects = self._algorithm.data(batch, self._view(stream))
         effects.dropped += dropped
         counted = batch.head(effects.rows)
-        self._divergence.add(stream, counted, self._streams.values())
+        self._divergence.add(stream, counted)
         self._take(effects, stream, out)
         return effects, batch
 
@@ -241,7 +248,7 @@ class Merge:
         before = self.decided
         self._decide(stream, out)
         self._let_join(out)
-        for verdict in self._divergence.judge(list(self._streams.values()), self.stable_point):
+        for verdict in self._divergence.judge(self._streams.values(), self.stable_point):
             out.notices.append(Notice(NoticeKind.DIVERGED, verdict.stream, str(verdict)))
             if verdict.quarantine and verdict.stream in self._streams:
                 self._quarantine(self._streams[verdict.stream], str(verdict), out)
@@ -286,7 +293,7 @@ class Merge:
 
     def _let_join(self, out: Output) -> None:
         """Join every stream whose ``from`` has been reached; each may bring the next one near."""
-        while True:
+        while self._joining:
             joining = (s for s in self._streams.values() if s.state is StreamState.JOINING)
             stream = next((s for s in joining if s.since <= self._reached), None)
             if stream is None:
@@ -320,7 +327,7 @@ class Merge:
         counts.first += inserts
         self._out.inserts += inserts
         self._out.adjusts += len(result) - inserts
-        self._divergence.add(None, result, self._streams.values())
+        self._divergence.add(None, result)
         out.parts.append(result.to_arrow(self._element_schema))
 
     # -- the streams' bookkeeping -------------------------------------------------------------
@@ -348,6 +355,12 @@ class Merge:
         self._joined[stream.slot] = True
         if self._leader < 0:
             self._leader = stream.slot
+        self._count_members()
+
+    def _count_members(self) -> None:
+        """What depends on how many streams there are of which kind."""
+        self._joining = sum(s.state is StreamState.JOINING for s in self._streams.values())
+        self._support = self.policy.insert.support(int(self._joined.sum()))
 
     def _release_slot(self, stream: Stream) -> None:
         if stream.slot < 0:
@@ -367,31 +380,31 @@ class Merge:
         stream.state = StreamState.QUARANTINED
         stream.reason = reason
         self._release_slot(stream)
+        self._count_members()
         text = f"stream {stream.name!r} is quarantined: {reason}"
         out.notices.append(Notice(NoticeKind.QUARANTINED, stream.name, text))
 
     def _view(self, stream: Stream) -> View:
-        policy = self.policy
-        leader_only = policy.insert == InsertPolicy.leader()
         return View(
             slot=stream.slot,
             decided=self.decided,
             joined=self._joined,
             stables=self._stables,
-            support=policy.insert.support(int(self._joined.sum())),
-            leader_only=leader_only,
+            support=self._support,
+            leader_only=self._leader_only,
             leader=self._leader,
-            eager=policy.adjust is AdjustPolicy.EAGER,
-            final=policy.insert == InsertPolicy.final(),
+            eager=self._eager,
+            final=self._final,
         )
 
     @property
     def stalled(self) -> bool:
         """Whether streams are attached, and all that count are still joining."""
-        states = {s.state for s in self._streams.values() if s.active}
-        return states == {StreamState.JOINING}
+        return self._joining > 0 and not self._joined.any()
 
     def _notice_stall(self, out: Output) -> None:
+        if not self._joining and not self._stalled:
+            return
         stalled = self.stalled
         if stalled and not self._stalled:
             nearest = min(s.since for s in self._streams.values() if s.active)
@@ -441,7 +454,7 @@ class Merge:
 
     def check(self) -> None:
         """Raise InvariantError unless every structure is sound. Slow: for tests."""
-        self._algorithm.check(self.decided, self.policy.insert == InsertPolicy.final())
+        self._algorithm.check(self.decided, self._final)
 
     # -- snapshots ----------------------------------------------------------------------------
 
@@ -514,6 +527,7 @@ class Merge:
             if stream.slot >= 0:
                 self._joined[stream.slot] = stream.state is StreamState.JOINED
                 self._stables[stream.slot] = stream.stable
+        self._count_members()
         self._algorithm.load(parts["algorithm"])
         self._divergence.load(parts["divergence"])
 

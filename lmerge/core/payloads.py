@@ -7,7 +7,8 @@ single rows does not become a thousand little buffers; segments of which less th
 live are compacted.
 
 Invariant: every number handed out and not yet released can be gathered, in any order.
-Cost: append O(rows); gather O(rows · log segments); compaction amortised O(1) a released row.
+Cost: append O(rows); gather O(rows · log segments), in however many segments they are; compaction
+amortised O(1) a released row.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from sortedcontainers import SortedKeyList
 
 from lmerge.core.batch import no_rows, take
 from lmerge.core.compiled import Int64s
+from lmerge.core.gathering import Catalog, addresses
 from lmerge.errors import InvariantError
 
-_FAN_IN: Final = 8  # so many new segments are worth a look at whether to join them
+_FAN_IN: Final = 32  # so many new segments are worth a look at whether to join them
 _SMALL: Final = 64  # rows up to which a segment is always joined
 _LARGE: Final = 8192  # rows from which a segment is left alone
 _SLACK: Final = 4096  # dead rows that are not worth a compaction
@@ -35,13 +37,19 @@ class _Segment:
     first: int  # the number of its first row
     rows: pa.RecordBatch
     numbers: Int64s | None  # the rows' numbers, when some between were dropped
+    addresses: list[tuple[int, int, int, int]] | None = None  # of the columns, once asked for
+
+    def places(self) -> list[tuple[int, int, int, int]]:
+        if self.addresses is None:
+            self.addresses = addresses(self.rows)
+        return self.addresses
 
     @property
     def nbytes(self) -> int:
         numbers = 0 if self.numbers is None else self.numbers.nbytes
         return int(self.rows.nbytes) + numbers
 
-    def places(self, numbers: Int64s) -> Int64s:
+    def rows_of(self, numbers: Int64s) -> Int64s:
         if self.numbers is None:
             return numbers - self.first
         return np.searchsorted(self.numbers, numbers)
@@ -62,6 +70,7 @@ class PayloadStore:
         self._stored = 0
         self._released = 0
         self._join_at = _FAN_IN
+        self._catalog: Catalog | None = None  # made when needed, void when segments change
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +88,7 @@ class PayloadStore:
         if not count:
             return
         self._segments.add(_Segment(self.next_number, rows, None))
+        self._catalog = None
         self.next_number += count
         self._stored += count
         if len(self._segments) >= self._join_at:
@@ -99,32 +109,25 @@ class PayloadStore:
 
     def gather(self, numbers: Int64s) -> pa.RecordBatch:
         """The rows with these numbers, in this order, copied."""
-        segments = self._segments
         if not len(numbers):
             return no_rows(self.schema)
-        if len(segments) == 1:
-            return take(segments[0].rows, segments[0].places(numbers))
-        firsts = np.fromiter((s.first for s in segments), dtype=np.int64, count=len(segments))
-        which = np.searchsorted(firsts, numbers, side="right") - 1
-        used = np.unique(which)
-        if len(used) == 1:
-            segment = segments[int(used[0])]
-            return take(segment.rows, segment.places(numbers))
-        parts, where = [], []
-        for index in used:
-            segment = segments[int(index)]
-            mine = np.flatnonzero(which == index)
-            parts.append(take(segment.rows, segment.places(numbers[mine])))
-            where.append(mine)
-        order = np.empty(len(numbers), dtype=np.int64)
-        order[np.concatenate(where)] = np.arange(len(numbers))
-        return take(pa.concat_batches(parts), order)
+        if self._catalog is None:
+            segments = self._segments
+            self._catalog = Catalog(
+                self.schema,
+                [segment.rows for segment in segments],
+                [segment.first for segment in segments],
+                [segment.numbers for segment in segments],
+                [segment.places() for segment in segments],
+            )
+        return self._catalog.gather(numbers)
 
     def release(self, count: int, live_numbers: Callable[[], Int64s]) -> None:
         """``count`` rows are dead; ``live_numbers()`` tells which are not, if it comes to that."""
         self._released += count
         if self._released < _SLACK + self._stored // 3:
             return
+        self._catalog = None
         live = np.sort(live_numbers())
         kept: list[_Segment] = []
         for segment in self._segments:
@@ -134,7 +137,7 @@ class PayloadStore:
             if not len(mine):
                 continue
             if 3 * len(mine) < 2 * len(numbers):
-                rows = take(segment.rows, segment.places(mine))
+                rows = take(segment.rows, segment.rows_of(mine))
                 segment = _Segment(int(mine[0]), rows, mine.copy())
             kept.append(segment)
         self._segments = SortedKeyList(kept, key=lambda segment: segment.first)
@@ -162,6 +165,7 @@ class PayloadStore:
         """Hold exactly ``rows`` under the ascending ``numbers``."""
         self._segments.clear()
         self._join_at = _FAN_IN
+        self._catalog = None
         self._stored, self._released, self.next_number = rows.num_rows, 0, next_number
         if rows.num_rows:
             self._segments.add(_Segment(int(numbers[0]), rows, numbers))

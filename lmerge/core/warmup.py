@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lmerge.core.batch import element_schema
 from lmerge.core.merge import Merge
-from lmerge.core.policy import AdjustPolicy, InsertPolicy, Policy
+from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.properties import Restriction
 from lmerge.elements import Op
 
@@ -40,6 +40,11 @@ def compile_everything() -> None:
         merge.detach("b")
         merge.stable("a", 10)
         Merge.restore(merge.snapshot())
+        merge = Merge(_PAYLOAD, restriction, Policy(divergence=DivergencePolicy.OFF))
+        merge.attach("a")
+        merge.apply("a", inserts, stable=2)
+        merge.attach("b")
+        merge.apply("b", inserts)
     for restriction in (Restriction.R3, Restriction.R4):
         merge = Merge(_PAYLOAD, restriction, Policy(InsertPolicy.final(), AdjustPolicy.EAGER))
         merge.attach("a")

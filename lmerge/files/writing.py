@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
@@ -41,9 +42,16 @@ class Writer:
     """
 
     def write(
-        self, batch: pa.RecordBatch, *, stream: str | None = None, at: Int64s | None = None
+        self,
+        batch: pa.RecordBatch,
+        *,
+        stream: str | Sequence[str] | None = None,
+        at: Int64s | None = None,
     ) -> None:
-        """Writes an element batch of ``stream``; ``at`` has the causing line of each row."""
+        """Writes an element batch of ``stream``, which may be a name for each row.
+
+        ``at`` has the causing line of each row.
+        """
         raise NotImplementedError
 
     def write_stable(self, vc: int, *, stream: str | None = None, at: int | None = None) -> None:
@@ -105,17 +113,22 @@ class JsonWriter(Writer):
         self._file = file
 
     def write(
-        self, batch: pa.RecordBatch, *, stream: str | None = None, at: Int64s | None = None
+        self,
+        batch: pa.RecordBatch,
+        *,
+        stream: str | Sequence[str] | None = None,
+        at: Int64s | None = None,
     ) -> None:
         """Writes an element batch, a line for each row."""
-        head = _head(stream)
-        if at is None:
-            lines = [format_row(*row, head) for row in rows(batch)]
+        found = rows(batch)
+        if stream is None or isinstance(stream, str):
+            heads = [_head(stream)] * batch.num_rows
         else:
-            lines = [
-                format_row(*row, f'{head}"at":{line},')
-                for row, line in zip(rows(batch), at.tolist(), strict=True)
-            ]
+            known = {name: _head(name) for name in set(stream)}
+            heads = [known[name] for name in stream]
+        if at is not None:
+            heads = [f'{head}"at":{line},' for head, line in zip(heads, at.tolist(), strict=True)]
+        lines = [format_row(*row, head) for row, head in zip(found, heads, strict=True)]
         if lines:
             self.write_text("\n".join(lines))
 
@@ -138,8 +151,9 @@ class JsonWriter(Writer):
 
     def close(self) -> None:
         """Flushes; stdout stays open."""
-        self._file.flush()
-        if self._file is not sys.stdout.buffer:
+        if sys.stdout is not None and self._file is sys.stdout.buffer:
+            self._file.flush()
+        else:
             self._file.close()
 
 
@@ -166,7 +180,11 @@ class TableWriter(Writer):
                 raise
 
     def write(
-        self, batch: pa.RecordBatch, *, stream: str | None = None, at: Int64s | None = None
+        self,
+        batch: pa.RecordBatch,
+        *,
+        stream: str | Sequence[str] | None = None,
+        at: Int64s | None = None,
     ) -> None:
         """Adds an element batch to the table."""
         fields = payload_fields(batch.schema)
@@ -179,7 +197,9 @@ class TableWriter(Writer):
         ops, vs, ve, vold = (batch.column(field.name) for field in TIME_FIELDS)
         is_end = pc.not_equal(ops, int(Op.STABLE))
         columns = {
-            "in": pa.repeat(pa.scalar(stream, pa.string()), batch.num_rows),
+            "in": pa.repeat(pa.scalar(stream, pa.string()), batch.num_rows)
+            if stream is None or isinstance(stream, str)
+            else pa.array(stream, pa.string()),
             "op": pa.array(OP_NAMES).take(ops),
             "vs": _or_null(vs, True),
             "ve": _or_null(ve, is_end),

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
+from lmerge.elements import Op
 from lmerge.times import BEGINNING
 
 
@@ -36,7 +37,8 @@ class R0:
 
     def needed(self, batch: Batch, decided: int) -> npt.NDArray[np.bool_]:
         """Elements that are not behind."""
-        return np.asarray(batch.vs >= max(self.progress, decided))
+        behind = batch.vs < max(self.progress, decided)
+        return np.asarray(~behind | (batch.op == Op.STABLE))
 
     def data(self, batch: Batch, view: View) -> Effects:
         """O(log rows)."""

@@ -19,6 +19,7 @@ from lmerge.core.algorithms.r0 import merge_waiting
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
 from lmerge.core.compiled import Int, Int64s, compiled
+from lmerge.elements import Op
 from lmerge.times import BEGINNING
 
 _MAX_VS, _OUTPUT = 0, 1
@@ -84,7 +85,8 @@ class R1:
 
     def needed(self, batch: Batch, decided: int) -> npt.NDArray[np.bool_]:
         """Elements that are not behind."""
-        return np.asarray(batch.vs >= max(self.progress, decided))
+        behind = batch.vs < max(self.progress, decided)
+        return np.asarray(~behind | (batch.op == Op.STABLE))
 
     def data(self, batch: Batch, view: View) -> Effects:
         """O(rows)."""

@@ -118,7 +118,8 @@ class R2:
 
     def needed(self, batch: Batch, decided: int) -> npt.NDArray[np.bool_]:
         """Elements that are not behind."""
-        return np.asarray(batch.vs >= max(self.progress, decided))
+        behind = batch.vs < max(self.progress, decided)
+        return np.asarray(~behind | (batch.op == Op.STABLE))
 
     def data(self, batch: Batch, view: View) -> Effects:
         """O(1) an element."""

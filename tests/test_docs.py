@@ -1,0 +1,61 @@
+"""The examples of the README do what it says."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_example_runs_as_printed() -> None:
+    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert tried > 5
+    assert failed == 0
+
+
+def test_the_shell_examples_print_what_the_readme_shows(tmp_path: Path) -> None:
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```json\n(.*?)```", README, re.S):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    [session] = re.findall(r"```console\n(.*?)```", README, re.S)
+    runs = re.findall(r"^\$ lmerge (.*)\n((?:(?!\$ ).*\n)*)", session, re.M)
+    assert len(runs) == 3
+    for arguments, expected in runs:
+        done = subprocess.run(
+            [sys.executable, "-m", "lmerge", *shlex.split(arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", expected)
+
+
+@pytest.mark.parametrize("seed", [7, 1])
+def test_the_demo_holds_what_it_promises(seed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lmerge", "demo", "--fast", "--seed", str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lost 0, duplicated or wrong 0, promises broken 0" in done.stdout
+
+
+def test_every_module_example_runs_as_printed() -> None:
+    import lmerge
+    import lmerge.core.properties
+    import lmerge.elements
+
+    for module in (lmerge, lmerge.elements, lmerge.core.properties):
+        failed, tried = doctest.testmod(module)
+        assert tried > 0, module
+        assert failed == 0, module
