@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("lmerge", "numba", "llvmlite", "numpy", "pyarrow", "sortedcontainers")
+_PACKAGES = ("numba", "llvmlite", "numpy", "pyarrow", "sortedcontainers")
 
 
 @dataclass(frozen=True)

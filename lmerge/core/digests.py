@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmerge.core.batch import Batch
-from lmerge.core.compiled import Int, Int64s, Word, compiled
+from lmerge.core.compiled import Int, Int8s, Int64s, Word, compiled
 from lmerge.core.promises import ADJUST, INSERT
 from lmerge.times import BEGINNING, INFINITY
 
@@ -92,26 +92,27 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
 
 
 @compiled
-def _contribute(intervals: Intervals, column: Int, ve: Int, value: Word, closable: Int) -> None:
-    state = intervals.state
-    place = _place(intervals.numbers, ve >> state[SHIFT])
-    if intervals.numbers[place] == NO_INTERVAL:
+def _opened(intervals: Intervals, ve: Int, closable: Int) -> Int:
+    """The place of the interval of ``ve``, which is made if there is none."""
+    numbers, state = intervals.numbers, intervals.state
+    place = _place(numbers, ve >> state[SHIFT])
+    if numbers[place] == NO_INTERVAL:
         if state[OPEN] >= MOST_INTERVALS:
             _rebuild(intervals, closable, np.int64(0))
             while state[OPEN] > MOST_INTERVALS // 2:
                 _rebuild(intervals, closable, np.int64(1))
-            place = _place(intervals.numbers, ve >> state[SHIFT])
-        if intervals.numbers[place] == NO_INTERVAL:
-            intervals.numbers[place] = ve >> state[SHIFT]
+            place = _place(numbers, ve >> state[SHIFT])
+        if numbers[place] == NO_INTERVAL:
+            numbers[place] = ve >> state[SHIFT]
             state[OPEN] += 1
-    intervals.sums[place, column] += value
+    return place
 
 
 @compiled
 def _digest(
     intervals: Intervals,
     column: Int,
-    op: npt.NDArray[np.int8],
+    op: Int8s,
     vs: Int64s,
     ve: Int64s,
     vold: Int64s,
@@ -120,14 +121,18 @@ def _digest(
     floor: Int,
     closable: Int,
 ) -> None:
+    numbers, sums, state = intervals.numbers, intervals.sums, intervals.state
+    place = np.int64(0)  # neighbours often end in the same interval: look there first
     for i in range(op.size):
         if op[i] == ADJUST and vold[i] != INFINITY and vold[i] >= floor:
-            old = _event_hash(h1[i], h2[i], vs[i], vold[i])
-            _contribute(intervals, column, vold[i], np.uint64(0) - old, closable)
+            if numbers[place] != vold[i] >> state[SHIFT]:
+                place = _opened(intervals, vold[i], closable)
+            sums[place, column] -= _event_hash(h1[i], h2[i], vs[i], vold[i])
         appears = op[i] == INSERT or (op[i] == ADJUST and ve[i] != vs[i])
         if appears and ve[i] != INFINITY and ve[i] >= floor:
-            new = _event_hash(h1[i], h2[i], vs[i], ve[i])
-            _contribute(intervals, column, ve[i], new, closable)
+            if numbers[place] != ve[i] >> state[SHIFT]:
+                place = _opened(intervals, ve[i], closable)
+            sums[place, column] += _event_hash(h1[i], h2[i], vs[i], ve[i])
 
 
 @compiled

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -70,20 +70,23 @@ def _parts(low: Word, high: Word, keys: Words, at: Int, length: Word) -> Word:
 
 
 @compiled
-def _hash_words(
-    first: Words, second: Words, valid: npt.NDArray[np.bool_], keys: Words, h1: Words, h2: Words
-) -> None:
-    """Adds a column of 64-bit (or, with ``second``, 128-bit) values to the rows' hashes."""
-    wide = second.size > 0
-    zero = np.uint64(0)
-    for i in range(first.size):
+def _halves(value: Word, keys: Words, at: Int) -> Word:
+    """64 bits as one number modulo p."""
+    a, b = multiply_add(np.uint64(0), np.uint64(0), value & np.uint64(0xFFFFFFFF), keys[at])
+    a, b = multiply_add(a, b, value >> np.uint64(32), keys[at + 1])
+    return _reduce(a, b)
+
+
+@compiled
+def _hash_words(values: Words, valid: Any, keys: Words, h1: Words, h2: Words) -> None:
+    """Adds a column of 64-bit values to the rows' hashes."""
+    for i in range(values.size):
         if valid.size > 0 and not valid[i]:
             h1[i] = _add(h1[i], keys[_NULL])
             h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
             continue
-        high = second[i] if wide else zero
-        h1[i] = _add(h1[i], _parts(first[i], high, keys, 0, zero))
-        h2[i] = _add(h2[i], _parts(first[i], high, keys, _PER_HASH, zero))
+        h1[i] = _add(h1[i], _halves(values[i], keys, 0))
+        h2[i] = _add(h2[i], _halves(values[i], keys, _PER_HASH))
 
 
 @compiled
@@ -234,16 +237,13 @@ class Identity:
             data, offsets = _byte_strings(column)
             _hash_bytes(data, offsets, valid, self._nh, keys, h1, h2)
         elif form is _Form.WORDS:
-            words = _fixed_width(column)
-            first, second = words[0], words[1] if len(words) > 1 else words[0][:0]
-            _hash_words(first, second, valid, keys, h1, h2)
-            if len(words) == 4:  # 256-bit decimals: the upper half like a column of its own
-                upper = self._column_keys(f"{path}\0upper")
-                _hash_words(words[2], words[3], valid, upper, h1, h2)
+            first, *others = _fixed_width(column)
+            _hash_words(first, valid, keys, h1, h2)
+            for part, words in enumerate(others):  # wide decimals: like columns of their own
+                _hash_words(words, valid, self._column_keys(f"{path}\0{part}"), h1, h2)
         elif form is _Form.STRUCT:
             if valid.size:
-                nulls = np.zeros(len(column), dtype=np.uint64)
-                _hash_words(nulls, nulls[:0], valid, keys, h1, h2)
+                _hash_words(np.zeros(len(column), dtype=np.uint64), valid, keys, h1, h2)
             for field, child in zip(kind, column.flatten(), strict=True):
                 self._accumulate(child, f"{path}\0{field.name}", h1, h2)
         else:

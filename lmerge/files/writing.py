@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
@@ -238,14 +239,18 @@ class TableWriter(Writer):
             raise ConfigurationError("a table has no row for a gap")
 
     def close(self) -> None:
-        """Writes what was kept back, and the footer."""
+        """Writes what was kept back, and the footer; without the former if it cannot be."""
         if self._file.closed:
             return
         try:
-            if self._schema is None:
-                self._begin([])
-            self._drain()
-            self._sink.close()
+            with _format_errors(self._kind):
+                if self._schema is None:
+                    self._begin([])
+                try:
+                    self._drain()
+                finally:
+                    if self._sink is not None:
+                        self._sink.close()
         finally:
             self._file.close()
 
@@ -264,10 +269,11 @@ class TableWriter(Writer):
                 *payload,
             ]
         )
-        if self._kind == "parquet":
-            self._sink = pq.ParquetWriter(self._file, self._schema, compression="snappy")
-        else:
-            self._sink = pa.ipc.new_file(self._file, self._schema)
+        with _format_errors(self._kind):
+            if self._kind == "parquet":
+                self._sink = pq.ParquetWriter(self._file, self._schema, compression="snappy")
+            else:
+                self._sink = pa.ipc.new_file(self._file, self._schema)
 
     def _append(self, columns: dict[str, pa.Array], count: int) -> None:
         """Adds rows; a column that is not given is null, as an attach's payload is."""
@@ -293,8 +299,20 @@ class TableWriter(Writer):
             )
             for batch in self._pending
         ]
-        self._sink.write_table(pa.Table.from_batches(batches, schema).combine_chunks())
         self._pending, self._rows, self._bytes = [], 0, 0
+        with _format_errors(self._kind):
+            self._sink.write_table(pa.Table.from_batches(batches, schema).combine_chunks())
+
+
+@contextmanager
+def _format_errors(kind: str) -> Iterator[None]:
+    """A value or type that the format has no form for is the caller's mistake."""
+    try:
+        yield
+    except OSError:  # Arrow's own OSErrors among them: the file system's
+        raise
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"{kind} cannot hold this: {reason(error)}") from error
 
 
 def _head(stream: str | None) -> str:
