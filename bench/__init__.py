@@ -1,0 +1,1 @@
+"""Benchmarks: what the project claims, measured. Not part of the installed package."""

@@ -5,6 +5,7 @@ its end; what it releases are inserts in order of ``vs``. Since a start may be r
 no event that starts earlier is still open, an unfinished event holds back all that start after
 it; the stable point that Cleanse passes on waits likewise. Ties are put in the order of their
 fingerprints under one key, which is the same for every stream: R1's ``deterministic ties``.
+An event that never ends is never released, and nothing after it is.
 
 Built of R3's own index (an input's events under ``final``), so that it is columnar too.
 """
@@ -104,8 +105,8 @@ class Cleanse:
     @property
     def nbytes(self) -> int:
         """Bytes of the index, of its payloads and of the events that wait."""
-        waiting = sum(
-            int(each.payload.nbytes) + each.op.nbytes + 5 * each.vs.nbytes
+        waiting: int = sum(
+            int(each.payload.nbytes) + int(each.op.nbytes) + 5 * int(each.vs.nbytes)
             for each in self._finished
         )
         return self._index.index_bytes + self._index.payload_bytes + waiting

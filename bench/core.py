@@ -1,7 +1,7 @@
 """The core's benchmarks: ``python -m bench.core [--quick] [--json FILE] [--only NAME]``.
 
-Every row of the table is a ratio, or bytes, with what it must reach. A full run takes some minutes and
-writes ``bench/results/core.json``; a quick one only shows that everything runs.
+Every row of the table is a ratio, or bytes, with what it must reach. A full run takes some minutes
+and writes ``bench/results/core.json``; a quick one only shows that everything runs.
 """
 
 from __future__ import annotations

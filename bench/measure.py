@@ -1,8 +1,11 @@
 """How the benchmarks measure, and what they say about it.
 
 Machines differ and are shared, so every figure that must be reached is a ratio of two things
-measured in turns (A B A B …) in one process, after a warm-up, with the garbage collector off:
-the best of the repeats counts, and the medians are kept beside it.
+measured in turns (A B A B …) in one process, after a warm-up, with the garbage collector off.
+Time is the process's own CPU time: everything measured is single-threaded and waits for nothing,
+and what a neighbour uses does not count. A run is timed in short parts; of each part the best of
+the repeats counts (the medians are kept beside it), so that a long run is not more likely than a
+short one to have been disturbed in all of them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,11 @@ import os
 import platform
 import statistics
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "pyarrow", "sortedcontainers")
 
@@ -64,21 +66,34 @@ class Result:
         return next(figure for figure in self.figures if figure.name == name)
 
 
+class Part(NamedTuple):
+    """A part of a run: so many elements took so long."""
+
+    elements: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Elements a second, one for each repeat."""
+    """The runs of one variant, each in the same parts."""
 
-    rates: tuple[float, ...]
+    runs: tuple[tuple[Part, ...], ...]
 
     @property
     def best(self) -> float:
-        """The least disturbed one."""
-        return max(self.rates)
+        """Elements a second, of each part the least disturbed repeat."""
+        return self._rate(min)
 
     @property
     def median(self) -> float:
-        """The usual one."""
-        return statistics.median(self.rates)
+        """Elements a second, of each part the usual repeat."""
+        return self._rate(statistics.median)
+
+    def _rate(self, chosen: Callable[[list[float]], float]) -> float:
+        parts = list(zip(*self.runs, strict=True))
+        took: float = sum(chosen([part.seconds for part in repeats]) for repeats in parts)
+        elements: int = sum(repeats[0].elements for repeats in parts)
+        return elements / took
 
     def as_json(self) -> dict[str, float]:
         """As a plain value."""
@@ -96,20 +111,15 @@ def quiet() -> Iterator[None]:
         gc.enable()
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def in_turns(variants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Rates]:
-    """Each variant returns a rate; all run once, then all again."""
-    found: dict[str, list[float]] = {name: [] for name in variants}
+def in_turns(
+    variants: Mapping[str, Callable[[], Sequence[Part]]], repeats: int
+) -> dict[str, Rates]:
+    """All variants run once, then all again."""
+    found: dict[str, list[tuple[Part, ...]]] = {name: [] for name in variants}
     for _ in range(repeats):
         for name, variant in variants.items():
-            found[name].append(variant())
-    return {name: Rates(tuple(rates)) for name, rates in found.items()}
+            found[name].append(tuple(variant()))
+    return {name: Rates(tuple(runs)) for name, runs in found.items()}
 
 
 def machine() -> dict[str, Any]:

@@ -15,8 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bench.arrivals import prepare, read, slices, write
 from bench.cleanse import CleansedR1
@@ -26,7 +27,7 @@ from bench.scale import SEED, Scale
 from bench.speed import Applies, merge_of, rate
 from lmerge.core.merge import Merge
 from lmerge.core.warmup import compile_everything
-from lmerge.workload import SCHEMA, Workload, generate
+from lmerge.workload import SCHEMA, Stream, Workload, generate
 
 _BATCH = 1_000
 _ENVIRONMENT = {
@@ -58,7 +59,10 @@ def inputs_flat(scale: Scale) -> Result:
         )
         for what, key in (("index and payloads", "held_peak"), ("process", "rss_peak"))
     ]
-    return Result(figures, {str(n): each for n, each in found.items()})
+    peaks = {
+        str(n): {key: each[key] for key in ("held_peak", "rss_peak")} for n, each in found.items()
+    }
+    return Result(figures, peaks)
 
 
 def each_event(scale: Scale) -> Result:
@@ -74,20 +78,23 @@ def each_event(scale: Scale) -> Result:
         )
     )
     found = _in_a_process(streams, scale.batch_large)
-    live = found["live_then"]
+    # Wherever many are live: the worst moment, with as many dead payloads as there ever are.
+    full = [each for each in found["samples"] if each["live"] >= 0.95 * scale.many_live]
+    held, rss = (
+        max((each[key] - raw * each["live"]) / each["live"] for each in full)
+        for key in ("held", "rss")
+    )
+    name = f"R3 memory for each of {scale.many_live:,} live events beyond its {raw} B"
     figures = [
-        Figure(
-            f"R3 memory for each of {live:,} live events beyond its {raw} B",
-            (found["index_then"] + found["payload_then"] - raw * live) / live,
-            "B",
-            at_most=200,
-        ),
-        Figure("the same by the process's memory", (found["rss_then"] - raw * live) / live, "B"),
+        Figure(name, held, "B", at_most=200),
+        Figure("the same by the process's memory", rss, "B"),
     ]
-    return Result(figures, found)
+    least = min(full, key=lambda each: float(each["held"] / each["live"]))
+    details = {"held_peak": found["held_peak"], "rss_peak": found["rss_peak"]}
+    return Result(figures, {**details, "best_moment": least, "last": full[-1]})
 
 
-def _in_a_process(streams: list[Any], rows: int) -> dict[str, int]:
+def _in_a_process(streams: list[Stream], rows: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         path = write(Path(directory), slices(streams, rows))
         done = subprocess.run(
@@ -98,7 +105,7 @@ def _in_a_process(streams: list[Any], rows: int) -> dict[str, int]:
             capture_output=True,
             text=True,
         )
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -114,15 +121,14 @@ def _trim() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def _watch(path: Path) -> dict[str, int]:
-    """Merge the slices of a file; the peaks, and the state when most events were live."""
+def _watch(path: Path) -> dict[str, Any]:
+    """Merge the slices of a file; a sample after each of them, and the peaks."""
     compile_everything()
     _trim()
     before = _own_bytes()
     merge = merge_of("R3")
     attached: set[str] = set()
-    held_peak = rss_peak = 0
-    then: dict[str, int] = {"live_then": 0}
+    samples: list[dict[str, int]] = []
     for name, batch, stable, _ in read(path):
         if name not in attached:
             merge.attach(name)
@@ -130,20 +136,14 @@ def _watch(path: Path) -> dict[str, int]:
         merge.apply(name, batch, stable)
         del batch
         now = merge.statistics()
-        rss = _own_bytes() - before
-        held_peak = max(held_peak, now.index_bytes + now.payload_bytes)
-        rss_peak = max(rss_peak, rss)
-        if now.live > then["live_then"]:
-            then = {
-                "live_then": now.live,
-                "index_then": now.index_bytes,
-                "payload_then": now.payload_bytes,
-                "rss_then": rss,
-            }
-    return {"held_peak": held_peak, "rss_peak": rss_peak, **then}
+        held = now.index_bytes + now.payload_bytes
+        sample = {"live": now.live, "held": held, "index": now.index_bytes}
+        samples.append({**sample, "rss": _own_bytes() - before})
+    peaks = {f"{key}_peak": max(each[key] for each in samples) for key in ("held", "rss")}
+    return {**peaks, "samples": samples}
 
 
-VARIANTS = {
+VARIANTS: Final[dict[str, Callable[[], Applies]]] = {
     "R3": lambda: merge_of("R3", "off"),  # the other two keep no digests either
     "LMR3-": lambda: LMR3Minus(SCHEMA),
     "C+LMR1": lambda: CleansedR1(SCHEMA),
@@ -180,7 +180,7 @@ def by_inputs(scale: Scale) -> Result:
         )
         peaks: dict[str, int] = {}
         for label, make in VARIANTS.items():
-            merge: Applies = make()
+            merge = make()
             for name in arriving.names:
                 merge.attach(name)
             peaks[label] = 0

@@ -3,8 +3,8 @@
 Counts and application time only, so the table is the same on every machine. The inputs' clock is
 the largest ``vs`` that has arrived at any of them. An event is *known* when the first input
 inserts it. Its *delay* is how far the clock moved from then until the output inserted it, and its
-*settling* how far until the output gave its final end. Both are over events of the final TDB that start
-in the first part of the run: at its very end a stable at infinity decides everything at once.
+*settling* how far until the output gave its final end. Both are over events of the final TDB that
+start in the first part of the run: at its very end a stable at infinity decides everything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.progress import Progress
 from bench.arrivals import Slice, slices
 from bench.measure import commit
 from lmerge.core.merge import Merge
-from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
+from lmerge.core.policy import AdjustPolicy, InsertPolicy, Policy
 from lmerge.core.properties import Restriction
 from lmerge.elements import Op
 from lmerge.workload import SCHEMA, Workload, generate
@@ -99,7 +99,7 @@ def _clocks(arriving: list[Slice]) -> list[int]:
     return [int(clock) for clock in np.maximum.accumulate(largest)]
 
 
-def measure(workload: Workload, policy: Policy, arriving: list[Slice]) -> Row:
+def measure(policy: Policy, arriving: list[Slice]) -> Row:
     """Merge the arrivals under a policy."""
     clocks = _clocks(arriving)
     merge = Merge(SCHEMA, Restriction.R3, policy)
@@ -153,7 +153,7 @@ def policies(lags: Sequence[int] = STABLE_LAGS) -> Iterator[Policy]:
     for lag in lags:
         for insert in INSERTS:
             for adjust in AdjustPolicy:
-                yield Policy(insert, adjust, lag, DivergencePolicy.OFF)
+                yield Policy(insert, adjust, lag)
 
 
 def measure_all(workload: Workload, lags: Sequence[int] = STABLE_LAGS) -> list[Row]:
@@ -163,8 +163,7 @@ def measure_all(workload: Workload, lags: Sequence[int] = STABLE_LAGS) -> list[R
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         return [
-            measure(workload, policy, arriving)
-            for policy in progress.track(chosen, description="policies")
+            measure(policy, arriving) for policy in progress.track(chosen, description="policies")
         ]
 
 

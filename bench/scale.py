@@ -27,8 +27,9 @@ class Scale:
     payloads: tuple[int, int] = (24, 1000)
     repeats: int = 3
     many_live: int = 1_000_000
-    many_elements: int = 2_500_000
+    many_elements: int = 3_000_000
     many_head: int = 2_200_000
+    """What follows it is long enough to contain a compaction of the payloads."""
     stables: int = 300
     stable_changes: int = 100
     memory_elements: int = 60_000

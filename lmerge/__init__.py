@@ -11,23 +11,27 @@
 6
 """
 
-from lmerge.core.batch import batch_of, elements_of
-from lmerge.core.merge import Merge
-from lmerge.core.output import Feedback, Gap, Notice, NoticeKind, Output
-from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
-from lmerge.core.properties import Restriction, StreamProperties, choose
-from lmerge.core.statistics import MergeStatistics, StreamStatistics
-from lmerge.elements import Adjust, Element, Event, Freeze, Insert, Op, Stable, freeze
-from lmerge.errors import (
-    BrokenPromiseError,
-    ConfigurationError,
-    InputError,
-    InvariantError,
-    LMergeError,
-    SchemaMismatchError,
-    SnapshotError,
-)
-from lmerge.times import BEGINNING, INFINITY
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmerge.core.batch import batch_of, elements_of
+    from lmerge.core.merge import Merge
+    from lmerge.core.output import Feedback, Gap, Notice, NoticeKind, Output
+    from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
+    from lmerge.core.properties import Restriction, StreamProperties, choose
+    from lmerge.core.statistics import MergeStatistics, StreamStatistics
+    from lmerge.elements import Adjust, Element, Event, Freeze, Insert, Op, Stable, freeze
+    from lmerge.errors import (
+        BrokenPromiseError,
+        ConfigurationError,
+        InputError,
+        InvariantError,
+        LMergeError,
+        SchemaMismatchError,
+        SnapshotError,
+    )
+    from lmerge.times import BEGINNING, INFINITY
 
 __all__ = [
     "BEGINNING",
@@ -65,3 +69,25 @@ __all__ = [
     "elements_of",
     "freeze",
 ]
+
+# Loading the merge loads its compiler: a program that only reads a file should not wait for it.
+_HOMES = (
+    "lmerge.times",
+    "lmerge.errors",
+    "lmerge.elements",
+    "lmerge.core.policy",
+    "lmerge.core.properties",
+    "lmerge.core.statistics",
+    "lmerge.core.output",
+    "lmerge.core.batch",
+    "lmerge.core.merge",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(home)
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

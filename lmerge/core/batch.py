@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lmerge.core.compiled import Int8s, Int64s, Words
 from lmerge.elements import Adjust, Element, Insert, Op, Stable
@@ -34,6 +35,27 @@ def payload_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(sorted((f.with_nullable(True) for f in fields), key=lambda f: f.name))
 
 
+def plain(schema: pa.Schema) -> pa.Schema:
+    """The schema with encodings undone that Arrow cannot gather rows of; values are the same."""
+    return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    return kind
+
+
+def _decoded(column: pa.Array, field: pa.Field) -> pa.Array:
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    return column.cast(field.type)
+
+
 def describe_difference(expected: pa.Schema, found: pa.Schema) -> str | None:
     """What distinguishes two payload schemas, or None; nullability and metadata do not."""
     ours = {field.name: field.type for field in expected}
@@ -52,7 +74,8 @@ class Layout:
     """Where the columns of a merge's batches are; checked once for each schema that comes."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema  # of the payload
+        self.schema = schema  # of the payload, plain
+        self.encoded = False  # whether what came last is not
         self._seen: pa.Schema | None = None
         self._places: tuple[list[int], list[int]] = ([], [])
 
@@ -72,7 +95,9 @@ class Layout:
                 raise SchemaMismatchError(
                     f"column {name!r} must be {kind}, not {found.field(name).type}"
                 )
-        difference = describe_difference(self.schema, payload_schema(found))
+        payload = payload_schema(found)
+        self.encoded = plain(payload) != payload
+        difference = describe_difference(self.schema, plain(payload))
         if difference:
             raise SchemaMismatchError(f"the payload's columns are not the merge's: {difference}")
         names = self.schema.names
@@ -115,7 +140,11 @@ class Batch:
         """The columns of ``batch``; fingerprints come later."""
         places, payload = layout.places(batch.schema)
         op, vs, ve, vold = (_values(batch, place) for place in places)
-        return Batch(op, vs, ve, vold, batch.select(payload), _NO_HASHES, _NO_HASHES)
+        rows = batch.select(payload)
+        if layout.encoded:
+            columns = [_decoded(c, f) for c, f in zip(rows.columns, layout.schema, strict=True)]
+            rows = pa.RecordBatch.from_arrays(columns, schema=layout.schema)
+        return Batch(op, vs, ve, vold, rows, _NO_HASHES, _NO_HASHES)
 
     def fingerprint(self, hashes: tuple[Words, Words]) -> None:
         """Set the payloads' fingerprints (below 2⁶¹, so that they are int64 as well)."""
@@ -147,8 +176,8 @@ class Batch:
             _read_only(self.ve[rows]),
             _read_only(self.vold[rows]),
             take(self.payload, rows),
-            self.h1[rows],
-            self.h2[rows],
+            self.h1[rows] if len(self.h1) else self.h1,
+            self.h2[rows] if len(self.h2) else self.h2,
         )
 
     def element(self, row: int) -> Element:

@@ -182,7 +182,7 @@ class Digests:
         """Give ``slot`` an empty column."""
         sums = self.intervals.sums
         if slot + 1 >= sums.shape[1]:
-            wider = np.zeros((_PLACES, slot + 2), dtype=np.uint64)
+            wider = np.zeros((_PLACES, slot + 2 + slot // 4), dtype=np.uint64)
             wider[:, : sums.shape[1]] = sums
             self.intervals = self.intervals._replace(sums=wider, spare_sums=wider.copy())
         self.intervals.sums[:, slot + 1] = 0

@@ -2,7 +2,7 @@
 
 Once both a stream and the output are stable past an interval, their digests of it must be equal.
 What is not covered is left out: ends before the stream's ``from``, and, unless equal, intervals
-that feedback has told it to skip. Nothing here changes the merge: it returns verdicts.
+that it said to have skipped after feedback. Nothing here changes the merge: it returns verdicts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Divergence:
             stream.judged = high
             stream.counts.verified += agreeing
             for start, end in differing:
-                if start < stream.horizon:
+                if start < stream.skipped:
                     stream.counts.skipped += 1
                     continue
                 stream.counts.divergent += 1
@@ -93,18 +93,24 @@ class Divergence:
                 quarantine = self.policy is DivergencePolicy.QUARANTINE
                 verdicts.append(Verdict(stream.name, start, end, quarantine))
         if self._contested:
-            verdicts += self._vote(streams)
+            verdicts += self._vote(streams, out_stable)
         if moved:
             judged = [s.judged for s in streams if s.slot >= 0]
             self._closable = min(judged + [start for start, _ in self._contested])
         return verdicts
 
-    def _vote(self, streams: Collection[Stream]) -> list[Verdict]:
+    def _vote(self, streams: Collection[Stream], out_stable: int) -> list[Verdict]:
         """Quarantine whoever differs from what more than half of the joined streams share."""
         verdicts: list[Verdict] = []
         voters = [s for s in streams if s.slot >= 0 and s.state is StreamState.JOINED]
         still: list[tuple[int, int]] = []
-        for start, end in dict.fromkeys(self._contested):
+        # Intervals may have been joined since: a vote is on the whole of what they are now.
+        width = self.digests.width
+        starts = dict.fromkeys(self.digests.align(start) for start, _ in self._contested)
+        for start, end in ((start, start + width) for start in starts):
+            if out_stable < end:
+                still.append((start, end))
+                continue
             votes = {
                 s.name: self.digests.sum_of(s.slot, start)
                 for s in voters

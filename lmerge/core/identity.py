@@ -20,8 +20,9 @@ compared. The key is random for each merge and travels in its snapshots, nowhere
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ _NH_WORDS: Final = BLOCK_WORDS + 2  # the second NH uses the key shifted by one 
 _PER_HASH: Final = 7
 _LENGTH, _NULL, _STEP = 4, 5, 6
 KEY_BYTES: Final = 32
+# Where a value is in a row: names, for fields of structs their number, None for a list's values.
+Path: TypeAlias = tuple[str | int | None, ...]
 _NO_MASK: Final = np.zeros(0, dtype=np.bool_)
 
 
@@ -190,6 +193,27 @@ def _hash_lists(
         h2[i] = _add(h2[i], x2)
 
 
+def require(schema: pa.Schema) -> None:
+    """Raise ConfigurationError unless rows of this schema can be told apart."""
+    for field in schema:
+        _require(field.type)
+
+
+def _require(kind: pa.DataType) -> None:
+    if _form(kind) is _Form.STRUCT:
+        for field in kind:
+            _require(field.type)
+    elif _form(kind) is _Form.LIST:
+        for child in (
+            [kind.key_type, kind.item_type] if pa.types.is_map(kind) else [kind.value_type]
+        ):
+            _require(child)
+    elif isinstance(kind, pa.BaseExtensionType):
+        _require(kind.storage_type)
+    elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        _require(kind.value_type)
+
+
 class Identity:
     """Fingerprints of the rows of one schema under one secret key."""
 
@@ -198,7 +222,7 @@ class Identity:
             raise ConfigurationError(f"an identity key has {KEY_BYTES} bytes, not {len(key)}")
         self.key = key
         self._nh = self._random_words(b"nh", _NH_WORDS)
-        self._keys: dict[str, Words] = {}
+        self._keys: dict[Path, Words] = {}
         self._forms: dict[pa.DataType, _Form] = {}
 
     def fingerprints(self, columns: pa.RecordBatch) -> tuple[Words, Words]:
@@ -206,22 +230,22 @@ class Identity:
         h1 = np.zeros(columns.num_rows, dtype=np.uint64)
         h2 = np.zeros(columns.num_rows, dtype=np.uint64)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
-            self._accumulate(column, name, h1, h2)
+            self._accumulate(column, (name,), h1, h2)
         return h1, h2
 
     def _random_words(self, purpose: bytes, count: int) -> Words:
         stream = hashlib.shake_256(self.key + purpose).digest(8 * count)
         return np.frombuffer(stream, dtype=np.uint64).copy()
 
-    def _column_keys(self, path: str) -> Words:
+    def _column_keys(self, path: Path) -> Words:
         keys = self._keys.get(path)
         if keys is None:
             # 64 random bits modulo p are uniform to within 2⁻⁶¹.
-            keys = self._random_words(b"column:" + path.encode(), 2 * _PER_HASH) % PRIME
+            keys = self._random_words(b"column:" + repr(path).encode(), 2 * _PER_HASH) % PRIME
             self._keys[path] = keys
         return keys
 
-    def _accumulate(self, column: pa.Array, path: str, h1: Words, h2: Words) -> None:
+    def _accumulate(self, column: pa.Array, path: Path, h1: Words, h2: Words) -> None:
         kind = column.type
         form = self._forms.get(kind)
         if form is None:
@@ -240,17 +264,20 @@ class Identity:
             first, *others = _fixed_width(column)
             _hash_words(first, valid, keys, h1, h2)
             for part, words in enumerate(others):  # wide decimals: like columns of their own
-                _hash_words(words, valid, self._column_keys(f"{path}\0{part}"), h1, h2)
+                _hash_words(words, valid, self._column_keys((*path, part)), h1, h2)
         elif form is _Form.STRUCT:
             if valid.size:
                 _hash_words(np.zeros(len(column), dtype=np.uint64), valid, keys, h1, h2)
+            names: Counter[str] = Counter()
             for field, child in zip(kind, column.flatten(), strict=True):
-                self._accumulate(child, f"{path}\0{field.name}", h1, h2)
+                # Fields of one name are told apart by their order.
+                self._accumulate(child, (*path, field.name, names[field.name]), h1, h2)
+                names[field.name] += 1
         else:
             offsets, values = _lists(column)
             c1 = np.zeros(len(values), dtype=np.uint64)
             c2 = np.zeros(len(values), dtype=np.uint64)
-            self._accumulate(values, f"{path}\0[]", c1, c2)
+            self._accumulate(values, (*path, None), c1, c2)
             _hash_lists(offsets, valid, c1, c2, keys, h1, h2)
 
 
@@ -343,11 +370,14 @@ def _fixed_width(column: pa.Array) -> list[Words]:
     """The values' bits as 64-bit words, 1, 2 or 4 a value; equal values have equal bits."""
     rows, start, kind = len(column), column.offset, column.type
     if pa.types.is_boolean(kind):
-        return [column.cast(pa.uint8()).to_numpy(zero_copy_only=False).astype(np.uint64)]
+        bytes_ = column.cast(pa.uint8())
+        raw = np.frombuffer(bytes_.buffers()[1] or b"", dtype=np.uint8)
+        return [raw[bytes_.offset : bytes_.offset + rows].astype(np.uint64)]
     if pa.types.is_floating(kind):
         width = np.dtype(f"f{kind.bit_width // 8}")
         raw = np.frombuffer(column.buffers()[1] or b"", dtype=width)[start : start + rows]
-        floats = raw.astype(np.float64) + 0.0  # -0.0 becomes 0.0
+        with np.errstate(invalid="ignore"):  # what lies under a null may be anything
+            floats = raw.astype(np.float64) + 0.0  # -0.0 becomes 0.0
         bits = floats.view(np.uint64)
         bits[np.isnan(floats)] = np.uint64(0x7FF8000000000000)
         return [bits]

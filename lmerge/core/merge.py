@@ -32,9 +32,10 @@ from lmerge.core.algorithms.r1 import R1
 from lmerge.core.algorithms.r2 import R2
 from lmerge.core.algorithms.r3 import R3
 from lmerge.core.algorithms.r4 import R4
-from lmerge.core.batch import Batch, Layout, element_schema, payload_schema
+from lmerge.core.batch import Batch, Layout, element_schema, payload_schema, plain
+from lmerge.core.compiled import Int64s
 from lmerge.core.divergence import Divergence
-from lmerge.core.identity import KEY_BYTES, Identity
+from lmerge.core.identity import KEY_BYTES, Identity, require
 from lmerge.core.output import Feedback, Gap, Notice, NoticeKind, Output
 from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.promises import REASONS, Broken, first_broken
@@ -74,7 +75,8 @@ class Merge:
                 f"{restriction.value} outputs an event when it comes or never: the insert policy"
                 f" {policy.insert} needs R3 or R4"
             )
-        self.schema = payload_schema(schema)
+        self.schema = plain(payload_schema(schema))
+        require(self.schema)
         self.restriction = restriction
         self.policy = policy
         self.feedback = feedback
@@ -151,6 +153,16 @@ class Merge:
         self._notice_stall(out)
         return out
 
+    def skipped(self, name: str, before: int) -> None:
+        """A stream has followed feedback: it left out what ends before ``before``."""
+        stream = self._stream(name)
+        if before > stream.horizon:
+            raise ConfigurationError(
+                f"stream {name!r} says that it skipped what ends before {show(before)}, but was"
+                f" told only that nothing before {show(stream.horizon)} is needed"
+            )
+        stream.skipped = max(stream.skipped, before)
+
     def allow_gap(self) -> Output:
         """End a stall: join the stream with the smallest ``from``, and mark what is skipped."""
         if not self.stalled:
@@ -159,13 +171,16 @@ class Merge:
             (s for s in self._streams.values() if s.state is StreamState.JOINING),
             key=lambda s: (s.since, s.slot),
         )
-        out = Output(parts=[Gap(self.decided, stream.since)])
+        before = self.decided
+        out = Output(parts=[Gap(before, stream.since)])
         self._join(stream)
         out.notices.append(_joined_notice(stream))
-        self._take(self._algorithm.bridge(stream.since, self._view(stream)), stream, out)
+        effects = self._algorithm.bridge(stream.since, self._view(stream))
+        self._take(effects, stream, out)
         self._move(stream.since, stream, out)
+        self._punish(effects, stream, out)
         self._contribute(stream, out)
-        self._progress(stream, out)
+        self._progress(stream, out, before)
         return out
 
     # -- elements -----------------------------------------------------------------------------
@@ -193,10 +208,13 @@ class Merge:
             else:
                 vc, stables = stable, stables + 1
         if inserts or adjusts:
-            effects, batch = self._data(stream, batch.head(row), out)
-            if effects.broken is not Broken.NOTHING:
-                fault = f"{REASONS[effects.broken]}: {batch.element(effects.rows)}"
-                vc = self._stable_before(batch, effects.rows, stream.stable)
+            broken, at = self._data(stream, batch.head(row), out)
+            if broken is not Broken.NOTHING:
+                fault = f"{REASONS[broken]}: {batch.element(at)}"
+                before = batch.op[:at]
+                inserts, adjusts, stables = (int((before == op).sum()) for op in Op)
+                vcs = batch.vs[:at][before == Op.STABLE]
+                vc = int(vcs[-1]) if len(vcs) else stream.stable
         stream.last_vs = last_vs
         counts = stream.counts
         counts.inserts += inserts
@@ -205,7 +223,7 @@ class Merge:
         if vc > stream.stable:
             stream.stable = vc
             self._stables[stream.slot] = vc
-        self._progress(stream, out)
+        self._progress(stream, out, self.decided)
         if fault:
             self._quarantine(stream, fault, out)
             self._notice_stall(out)
@@ -215,37 +233,33 @@ class Merge:
         """A stable of one stream."""
         return self.apply(name, self._none, vc)
 
-    def _data(self, stream: Stream, batch: Batch, out: Output) -> tuple[Effects, Batch]:
-        """Let the algorithm have the elements; returns what became of which."""
+    def _data(self, stream: Stream, batch: Batch, out: Output) -> tuple[Broken, int]:
+        """Let the algorithm have the elements; which promise the one in which row broke."""
         dropped = 0
+        kept: Int64s | None = None
         if not self._divergence.on and self.decided > BEGINNING:
             # Nobody asks what old news says: it need not even be hashed.
             needed = self._algorithm.needed(batch, self.decided)
             if not needed.all():
-                dropped = len(batch) - int(needed.sum())
-                batch = batch.take(np.flatnonzero(needed))
+                kept = np.flatnonzero(needed)
+                dropped = len(batch) - len(kept)
+                batch = batch.take(kept)
         if self._hashing:
             batch.fingerprint(self._identity.fingerprints(batch.payload))
         else:
             batch.h1 = batch.h2 = np.zeros(len(batch), dtype=np.int64)
         effects = self._algorithm.data(batch, self._view(stream))
         effects.dropped += dropped
-        counted = batch.head(effects.rows)
-        self._divergence.add(stream, counted)
+        self._divergence.add(stream, batch.head(effects.rows))
         self._take(effects, stream, out)
-        return effects, batch
-
-    @staticmethod
-    def _stable_before(batch: Batch, row: int, otherwise: int) -> int:
-        """The last stable among the first ``row`` elements."""
-        vcs = batch.vs[:row][batch.op[:row] == Op.STABLE]
-        return int(vcs[-1]) if len(vcs) else otherwise
+        if effects.broken is Broken.NOTHING:
+            return Broken.NOTHING, len(batch)
+        return effects.broken, int(kept[effects.rows]) if kept is not None else effects.rows
 
     # -- progress -----------------------------------------------------------------------------
 
-    def _progress(self, stream: Stream, out: Output) -> None:
+    def _progress(self, stream: Stream, out: Output, before: int) -> None:
         """After a stream has moved: decide, let others join, compare, feed back."""
-        before = self.decided
         self._decide(stream, out)
         self._let_join(out)
         for verdict in self._divergence.judge(self._streams.values(), self.stable_point):
@@ -307,7 +321,14 @@ class Merge:
         """Output what a stream that has just joined has, and the output lacks."""
         view = self._view(stream)
         if view.may_output:
-            self._take(self._algorithm.contribute(view), stream, out)
+            effects = self._algorithm.contribute(view)
+            self._take(effects, stream, out)
+            self._punish(effects, stream, out)
+
+    def _punish(self, effects: Effects, stream: Stream, out: Output) -> None:
+        """Quarantine a stream for what it had said while it was joining."""
+        if effects.offender is not None:
+            self._quarantine(stream, f"{REASONS[effects.broken]}: {effects.offender}", out)
 
     def _take(self, effects: Effects, stream: Stream, out: Output) -> None:
         """Account for what an algorithm did, and pass its output on."""

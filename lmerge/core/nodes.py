@@ -186,6 +186,14 @@ def wake_earlier(nodes: Nodes, f: Int, wake: Int) -> None:
 
 
 @compiled
+def wake_all(nodes: Nodes, t: Int) -> None:
+    """Lets the next stable look at every node with a start before ``t``."""
+    for f in range(nodes.state[HIGH]):
+        if nodes.rows[f, REF] != FREE_REF and nodes.rows[f, VS] < t:
+            wake_earlier(nodes, np.int64(f), nodes.state[LAST])
+
+
+@compiled
 def _take(nodes: Nodes, place: Int, chain: Int, count: Int) -> Any:
     """Moves a whole list to the front of ``chain``."""
     f = np.int64(nodes.heads[place])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from lmerge.errors import SnapshotError
+from lmerge.errors import ConfigurationError, SnapshotError
 
 FORMAT: Final = 1
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -72,8 +73,9 @@ def explained() -> Iterator[None]:
     except SnapshotError:
         raise
     except (
-        zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, OSError, IndexError,
-        AttributeError, NotImplementedError, pa.ArrowException,
+        zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, OSError,
+        IndexError, AttributeError, RuntimeError, OverflowError, ConfigurationError,
+        pa.ArrowException,
     ) as error:  # fmt: skip
         raise SnapshotError(f"the snapshot is damaged: {error}") from error
 

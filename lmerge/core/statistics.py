@@ -25,7 +25,7 @@ class StreamStatistics:
     conflicts: int  # events promised by the output that it denied
     verified: int  # intervals in which it agrees with the output
     divergent: int  # intervals in which it does not
-    skipped: int  # intervals that feedback allowed it to skip
+    skipped: int  # intervals that it said to have skipped, after feedback
     reason: str  # why it is quarantined
 
 

@@ -31,7 +31,7 @@ class Counts:
     conflicts: int = 0  # nodes on which it had no possible answer
     verified: int = 0  # intervals whose digest equals the output's
     divergent: int = 0  # intervals whose digest does not
-    skipped: int = 0  # intervals that feedback allowed it to skip
+    skipped: int = 0  # intervals that it said to have skipped
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Stream:
     floor: int = BEGINNING  # its digests cover events that end from here on
     judged: int = BEGINNING  # ... and were compared up to here
     horizon: int = BEGINNING  # the largest time fed back to it
+    skipped: int = BEGINNING  # it has said that it skipped what ends before this
     reason: str = ""  # why it is quarantined
     counts: Counts = field(default_factory=Counts)
 

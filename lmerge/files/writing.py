@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,7 +145,12 @@ class JsonWriter(Writer):
 
     def write_text(self, text: str) -> None:
         """Writes ``text`` as it is, and a line end."""
-        self._file.write(text.encode() + b"\n")
+        left = memoryview(text.encode() + b"\n")
+        while left:  # an unbuffered file (PYTHONUNBUFFERED) may take a part
+            taken = self._file.write(left)
+            if taken is None:
+                raise BlockingIOError(errno.EAGAIN, "the reader is not ready")
+            left = left[taken:]
 
     def flush(self) -> None:
         """Makes the lines visible to their reader."""

@@ -59,7 +59,9 @@ def run(*argv: str, stdin: str | bytes = b"") -> Ran:
 
 def process(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts ``python -m lmerge`` with pipes."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Unbuffered output would hide a flush that is missing.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    environment["PYTHONPATH"] = str(ROOT)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, "-m", "lmerge", *argv], env=environment, **{**pipes, **options}

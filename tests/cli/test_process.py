@@ -13,7 +13,7 @@ import pytest
 
 from lmerge.cli import terminal
 from lmerge.cli.terminal import Terminal
-from tests.cli.running import process
+from tests.cli.running import process, run
 
 WAIT_SECONDS = 90  # the first run on a machine compiles
 
@@ -41,8 +41,13 @@ def test_a_live_pipe_gets_its_answer_before_the_input_ends() -> None:
     assert (running.returncode, err) == (130, b"")
 
 
-def test_a_reader_that_goes_away_ends_the_merge_quietly() -> None:
-    with process(["gen", "--elements", "50000"], stdin=subprocess.DEVNULL) as running:
+@pytest.mark.parametrize("command", ["gen", "tdb"])
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path, command: str) -> None:
+    # Both write far more than a pipe holds: gen in large pieces, tdb line by line.
+    path = str(tmp_path / "in.jsonl")
+    argv = ["gen", "--elements", "20000"] if command == "gen" else ["tdb", path]
+    run("gen", "--elements", "5000", "-o", path)
+    with process(argv, stdin=subprocess.DEVNULL) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         read_line(running)

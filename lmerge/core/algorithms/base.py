@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lmerge.core.batch import Batch
 from lmerge.core.promises import Broken
+from lmerge.elements import Element
 from lmerge.times import BEGINNING
 
 ABSENT: Final = BEGINNING  # the end a stream gives an event that it does not have
@@ -50,6 +51,7 @@ class Effects:
     output: Batch
     rows: int  # elements that count: all, or those before the one that broke a promise
     broken: Broken = Broken.NOTHING
+    offender: Element | None = None  # when it is not in the batch at hand, but had waited
     dropped: int = 0  # old news
     late: int = 0  # live for the stream, and decided otherwise: a divergence
     conflicts: int = 0  # nodes on which the acting stream has no possible answer

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
+from lmerge.core.promises import Broken
 from lmerge.elements import Op
 from lmerge.times import BEGINNING
 
@@ -55,13 +56,15 @@ class R0:
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""
-        return merge_waiting(self, self.waiting, view)
+        return merge_waiting(self, self.waiting, view, BEGINNING)
 
     def stable(self, t: int, view: View) -> Effects:
         """Nothing depends on a stable."""
         return Effects(no_elements(self.schema), 0)
 
-    bridge = stable
+    def bridge(self, t: int, view: View) -> Effects:
+        """Merge what waits, but for what ended inside the gap: that was not promised."""
+        return merge_waiting(self, self.waiting, view, t)
 
     @property
     def live(self) -> int:
@@ -91,12 +94,23 @@ class R0:
         self.waiting.load(saved)
 
 
-def merge_waiting(algorithm: Any, waiting: Waiting, view: View) -> Effects:
-    """Everything that waits for a stream that is joined now, as one effect."""
-    results = [algorithm.data(batch, view) for batch in waiting.take(view.slot)]
-    outputs = [effects.output for effects in results if len(effects.output)]
-    dropped = sum(effects.dropped for effects in results)
-    return Effects(joined(outputs, algorithm.schema), 0, dropped=dropped)
+def merge_waiting(algorithm: Any, waiting: Waiting, view: View, ending: int) -> Effects:
+    """What waits for a stream that is joined now, and ends at ``ending`` or later, as one."""
+    outputs: list[Batch] = []
+    result = Effects(no_elements(algorithm.schema), 0)
+    for batch in waiting.take(view.slot):
+        kept = batch.ve >= ending
+        if not kept.all():
+            batch = batch.take(np.flatnonzero(kept))
+        effects = algorithm.data(batch, view)
+        if len(effects.output):
+            outputs.append(effects.output)
+        result.dropped += effects.dropped
+        if effects.broken is not Broken.NOTHING:
+            result.broken, result.offender = effects.broken, batch.element(effects.rows)
+            break
+    result.output = joined(outputs, algorithm.schema)
+    return result
 
 
 def joined(batches: list[Batch], schema: pa.Schema) -> Batch:

@@ -105,13 +105,15 @@ class R1:
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""
-        return merge_waiting(self, self.waiting, view)
+        return merge_waiting(self, self.waiting, view, BEGINNING)
 
     def stable(self, t: int, view: View) -> Effects:
         """Nothing depends on a stable."""
         return Effects(no_elements(self.schema), 0)
 
-    bridge = stable
+    def bridge(self, t: int, view: View) -> Effects:
+        """Merge what waits, but for what ended inside the gap: that was not promised."""
+        return merge_waiting(self, self.waiting, view, t)
 
     @property
     def live(self) -> int:

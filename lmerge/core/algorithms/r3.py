@@ -38,6 +38,7 @@ from lmerge.core.nodes import (
     find,
     remove,
     sleep,
+    wake_all,
     wake_before,
     wake_earlier,
 )
@@ -198,8 +199,11 @@ def _stable(
         before = rows[f, OUT]  # line 21
         if start < low and answer < low:
             if bridging:
-                # What ended inside the gap stays as it was; what lived on is cut at its start.
-                answer = before if before != ABSENT and before < t else max(start, m)
+                # What ended inside the gap stays as it was; what lived on is cut at its start;
+                # what was not output yet is not known to have been.
+                answer = start
+                if before != ABSENT:
+                    answer = before if before < t else max(start, m)
             else:
                 # The pseudo-code would break the output's promise here, or take the silence of
                 # a stream about times it does not cover for an answer.
@@ -302,7 +306,9 @@ class R3:
         if stored is not None:
             self.index.payloads.append(stored)
         if not output:
-            return Effects(no_elements(self.schema), rows, Broken(reason), dropped, late)
+            return Effects(
+                no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
+            )
         out_row = out_row[:output]
         # Under `first` what is output is what is new: the same rows serve both.
         same = stored is not None and output == made and np.array_equal(out_row, fresh)
@@ -311,7 +317,7 @@ class R3:
             out_op[:output], batch.vs[out_row], out_ve[:output], out_vold[:output],
             payload, batch.h1[out_row], batch.h2[out_row],
         )  # fmt: skip
-        return Effects(result, rows, Broken(reason), dropped, late)
+        return Effects(result, rows, Broken(reason), dropped=dropped, late=late)
 
     def contribute(self, view: View) -> Effects:
         """O(capacity)."""
@@ -327,7 +333,8 @@ class R3:
         return self._decide(t, view, bridging=False)
 
     def bridge(self, t: int, view: View) -> Effects:
-        """O(nodes with a start before ``t``)."""
+        """O(capacity)."""
+        wake_all(self.index.table.nodes, t)
         return self._decide(t, view, bridging=True)
 
     def _decide(self, t: int, view: View, bridging: bool) -> Effects:

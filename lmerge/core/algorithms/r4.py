@@ -40,6 +40,7 @@ from lmerge.core.nodes import (
     find,
     remove,
     sleep,
+    wake_all,
     wake_before,
     wake_earlier,
 )
@@ -170,6 +171,20 @@ def _supporters(nodes: Nodes, cells: Cells, f: Int, joined: Any, count: Int) -> 
 
 
 @compiled
+def _surplus(nodes: Nodes, cells: Cells, f: Int, column: Int, end: Int, m: Int) -> Int:
+    """An end of the output that the stream lacks, if it has more of ``end`` than the output."""
+    if _count_of(nodes, cells, f, OUT, end) >= _count_of(nodes, cells, f, column, end):
+        return np.int64(BEGINNING)
+    cell = nodes.rows[f, OUT]
+    while cell != _END:
+        ve = cells.ve[cell]
+        if ve >= m and cells.copies[cell] > _count_of(nodes, cells, f, column, ve):
+            return ve
+        cell = np.int64(cells.after[cell])
+    return np.int64(BEGINNING)
+
+
+@compiled
 def _data(
     nodes: Nodes,
     cells: Cells,
@@ -215,17 +230,32 @@ def _data(
                 fresh[made] = i
                 made += 1
             _increment(nodes, cells, f, column, end)  # line 8
-            if may_output and start >= m:  # line 9
-                mine = _total(nodes, cells, f, column, BEGINNING)
-                theirs = _total(nodes, cells, f, OUT, BEGINNING)
-                if mine > theirs and (
-                    support == 1 or _supporters(nodes, cells, f, joined, theirs + 1) >= support
+            mine = _total(nodes, cells, f, column, BEGINNING)
+            theirs = _total(nodes, cells, f, OUT, BEGINNING)
+            if mine > theirs:  # line 9
+                if (
+                    may_output
+                    and start >= m
+                    and (
+                        support == 1 or _supporters(nodes, cells, f, joined, theirs + 1) >= support
+                    )
                 ):
                     _increment(nodes, cells, f, OUT, end)  # lines 10, 11
                     out_row[output] = i
                     out_op[output] = INSERT
                     out_ve[output] = end
                     out_vold[output] = 0
+                    output += 1
+            elif eager and is_joined and end >= m:
+                # Another end for an event that is output already.
+                before = _surplus(nodes, cells, f, column, end, m)
+                if before != BEGINNING:
+                    _decrement(nodes, cells, f, OUT, before)
+                    _increment(nodes, cells, f, OUT, end)
+                    out_row[output] = i
+                    out_op[output] = ADJUST
+                    out_ve[output] = end
+                    out_vold[output] = before
                     output += 1
         else:
             if f == NOBODY:  # line 14
@@ -435,16 +465,16 @@ def _stable(
                 if start < conflict_vs or (start == conflict_vs and ref < conflict_ref):
                     conflict_vs, conflict_ref = start, ref
                 column = _reference(nodes, cells, f, m, joined, stables, final)
-        if bridging:
+        if bridging and not final:
             output = _bridge_answer(nodes, cells, f, column, m, t, ours, theirs, out, output)
-        elif final:
+        elif final and not bridging:
             cell = rows[f, column]
             while cell != _END:
                 if low <= cells.ve[cell] < t:
                     for _ in range(cells.copies[cell]):
                         output = _emit(nodes, f, out, output, INSERT, cells.ve[cell], np.int64(0))
                 cell = np.int64(cells.after[cell])
-        elif column != OUT:
+        elif column != OUT and not bridging:
             output = _adjust_output(nodes, cells, f, column, low, t, ours, theirs, out, output)
         if _total(nodes, cells, f, column, t) == 0:  # lines 27, 28
             if final and start < m:
@@ -533,13 +563,15 @@ class R4:
         if made:
             self.index.payloads.append(take(batch.payload, fresh[:made]))
         if not output:
-            return Effects(no_elements(self.schema), rows, Broken(reason), dropped, late)
+            return Effects(
+                no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
+            )
         out_row = out_row[:output]
         result = Batch(
             out_op[:output], batch.vs[out_row], out_ve[:output], out_vold[:output],
             take(batch.payload, out_row), batch.h1[out_row], batch.h2[out_row],
         )  # fmt: skip
-        return Effects(result, rows, Broken(reason), dropped, late)
+        return Effects(result, rows, Broken(reason), dropped=dropped, late=late)
 
     def contribute(self, view: View) -> Effects:
         """O(capacity)."""
@@ -560,7 +592,8 @@ class R4:
         return self._decide(t, view, bridging=False)
 
     def bridge(self, t: int, view: View) -> Effects:
-        """O(nodes with a start before ``t``)."""
+        """O(capacity)."""
+        wake_all(self.index.table.nodes, t)
         return self._decide(t, view, bridging=True)
 
     def _decide(self, t: int, view: View, bridging: bool) -> Effects:
@@ -609,8 +642,11 @@ class R4:
         return self.index.payloads.nbytes
 
     def ends(self, f: int, column: int) -> list[tuple[int, int]]:
-        """A multiset of ends, for :meth:`check` and a person."""
-        found, cell = [], int(self.index.table.nodes.rows[f, column])
+        """A multiset of ends and how many events have each, for :meth:`check` and a person."""
+        return self._list(int(self.index.table.nodes.rows[f, column]))
+
+    def _list(self, cell: int) -> list[tuple[int, int]]:
+        found = []
         while cell != _END:
             found.append((int(self.cells.ve[cell]), int(self.cells.copies[cell])))
             cell = int(self.cells.after[cell])
@@ -637,18 +673,32 @@ class R4:
             raise InvariantError(f"in³t: 1: {cells} cells in lists, not all in use")
 
     def save(self) -> dict[str, Any]:
-        """The index and the cells."""
-        used = int(self.cells.state[_HIGH])
-        arrays = {f"cells.{n}": a[:used] for n, a in self.cells._asdict().items() if n != "state"}
-        return {**self.index.save(), **arrays, "cells.state": self.cells.state}
+        """The index, and the multisets as lists of ends in the order of nodes and columns."""
+        saved = self.index.save()
+        rows = saved["nodes"]
+        lists = [self._list(int(head)) for row in rows for head in row[OUT:]]
+        saved["sizes"] = np.array([len(each) for each in lists], dtype=np.int64)
+        saved["ends"] = np.array([end for each in lists for end in each], dtype=np.int64).reshape(
+            -1, 2
+        )
+        rows[:, OUT:] = _END  # where the lists were is of no interest
+        return saved
 
     def load(self, saved: dict[str, Any]) -> None:
         """Become what was saved."""
-        self.index.load(saved)
-        used = saved["cells.ve"].size
-        self.cells = _empty_cells(max(128, used))
-        for name, array in self.cells._asdict().items():
-            array[: saved[f"cells.{name}"].size] = saved[f"cells.{name}"]
+        sizes, ends = saved["sizes"], saved["ends"]
+        count = len(ends)
+        self.cells = _empty_cells(max(128, count))
+        self.cells.ve[:count], self.cells.copies[:count] = ends[:, 0], ends[:, 1]
+        self.cells.after[:count] = np.arange(1, count + 1)
+        past = np.cumsum(sizes)
+        self.cells.after[past[sizes > 0] - 1] = _END
+        self.cells.state[:] = (count, count, _END)
+        rows = saved["nodes"].copy()
+        rows[:, OUT:] = np.where(sizes > 0, past - sizes, _END).reshape(
+            rows.shape[0], rows.shape[1] - OUT
+        )
+        self.index.load({**saved, "nodes": rows})
 
 
 def _empty_cells(capacity: int) -> Cells:
