@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -300,8 +299,8 @@ class StoreAndModel:
         dead = [number for number in self.model if self.rng.random() < share]
         for number in dead:
             del self.model[number]
-        live = np.array(self.rng.sample(list(self.model), len(self.model)), dtype=np.int64)
-        self.store.release(len(dead), lambda: live)
+        self.rng.shuffle(dead)
+        self.store.release(np.array(dead, dtype=np.int64))
 
     def restore(self) -> None:
         numbers = np.array(sorted(self.model), dtype=np.int64)
@@ -350,11 +349,10 @@ def test_a_row_at_a_time_does_not_become_a_buffer_a_row() -> None:
 def test_released_payloads_are_freed() -> None:
     store = PayloadStore(pa.schema([("s", pa.string())]))
     batch = pa.RecordBatch.from_pydict({"s": ["x" * 1000] * 1000})
-    live = np.zeros(0, dtype=np.int64)
     for _ in range(50):
+        first = store.next_number
         store.append(batch)
-        live = np.append(live, np.array([store.next_number - 1]))
-        store.release(999, partial(np.copy, live))
+        store.release(np.arange(first, first + 999, dtype=np.int64))
     assert store.live == 50
     assert store.nbytes < 8 * batch.nbytes
 
@@ -557,7 +555,7 @@ def test_the_check_of_in2t_sees_damage() -> None:
             chain = following
 
     def lose_a_payload(merge: Merge) -> None:
-        _r3(merge)[0].index.payloads._released += 1
+        _r3(merge)[0].index.payloads._dead += 1
 
     for damage in (unsay, freeze, oversleep, lose_a_payload):
         merge = _busy("R3")

@@ -168,6 +168,15 @@ class Batch:
             self.h2[which],
         )
 
+    def choose(self, rows: Int64s) -> Batch:
+        """The elements ``rows``, ascending; a run of neighbours is not copied."""
+        if not len(rows):
+            return self.head(0)
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 == len(rows):
+            return self if len(rows) == len(self) else self.rows(slice(first, last + 1))
+        return self.take(rows)
+
     def take(self, rows: Int64s) -> Batch:
         """The elements ``rows``, copied."""
         return Batch(

@@ -82,14 +82,17 @@ def _halves(value: Word, keys: Words, at: Int) -> Word:
 
 @compiled
 def _hash_words(values: Words, valid: Any, keys: Words, h1: Words, h2: Words) -> None:
-    """Adds a column of 64-bit values to the rows' hashes."""
+    """Adds a column of 64-bit values to the rows' hashes (to the first, if ``h2`` is empty)."""
+    both = h2.size > 0
     for i in range(values.size):
         if valid.size > 0 and not valid[i]:
             h1[i] = _add(h1[i], keys[_NULL])
-            h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            if both:
+                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
             continue
         h1[i] = _add(h1[i], _halves(values[i], keys, 0))
-        h2[i] = _add(h2[i], _halves(values[i], keys, _PER_HASH))
+        if both:
+            h2[i] = _add(h2[i], _halves(values[i], keys, _PER_HASH))
 
 
 @compiled
@@ -102,13 +105,15 @@ def _hash_bytes(
     h1: Words,
     h2: Words,
 ) -> None:
-    """Adds a column of byte strings to the rows' hashes."""
+    """Adds a column of byte strings to the rows' hashes (to the first, if ``h2`` is empty)."""
+    both = h2.size > 0
     zero = np.uint64(0)
     two = np.int64(2)
     for i in range(offsets.size - 1):
         if valid.size > 0 and not valid[i]:
             h1[i] = _add(h1[i], keys[_NULL])
-            h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            if both:
+                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
             continue
         position = np.int64(offsets[i])
         end = np.int64(offsets[i + 1])
@@ -124,27 +129,32 @@ def _hash_bytes(
                 w0 = load_word(data, position)
                 w1 = load_word(data, position + np.int64(8))
                 a1, b1 = multiply_add(a1, b1, w0 + nh[k], w1 + nh[k + 1])
-                a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
+                if both:
+                    a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
                 position += np.int64(16)
                 k += two
             if k < BLOCK_WORDS and position < end:  # what is left of the value, padded with 0
                 w0 = _tail(data, position, end)
                 w1 = _tail(data, position + np.int64(8), end)
                 a1, b1 = multiply_add(a1, b1, w0 + nh[k], w1 + nh[k + 1])
-                a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
+                if both:
+                    a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
                 position = end
             last = position >= end
             count = length if last else zero
             x1 = _add(x1, _parts(a1, b1, keys, 0, count))
-            x2 = _add(x2, _parts(a2, b2, keys, _PER_HASH, count))
+            if both:
+                x2 = _add(x2, _parts(a2, b2, keys, _PER_HASH, count))
             if last:
                 break
             c, d = multiply_add(zero, zero, x1, keys[_STEP])
             x1 = _reduce(c, d)
-            c, d = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
-            x2 = _reduce(c, d)
+            if both:
+                c, d = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
+                x2 = _reduce(c, d)
         h1[i] = _add(h1[i], x1)
-        h2[i] = _add(h2[i], x2)
+        if both:
+            h2[i] = _add(h2[i], x2)
 
 
 @compiled
@@ -175,11 +185,13 @@ def _hash_lists(
     h2: Words,
 ) -> None:
     """Adds a column of lists, whose values have the hashes ``c1``, ``c2``, to the rows'."""
+    both = h2.size > 0
     zero = np.uint64(0)
     for i in range(offsets.size - 1):
         if valid.size > 0 and not valid[i]:
             h1[i] = _add(h1[i], keys[_NULL])
-            h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            if both:
+                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
             continue
         length = np.uint64(offsets[i + 1] - offsets[i])
         x1 = _parts(zero, zero, keys, 0, length)
@@ -187,10 +199,12 @@ def _hash_lists(
         for j in range(offsets[i], offsets[i + 1]):
             a, b = multiply_add(zero, zero, x1, keys[_STEP])
             x1 = _add(_reduce(a, b), c1[j])
-            a, b = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
-            x2 = _add(_reduce(a, b), c2[j])
+            if both:
+                a, b = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
+                x2 = _add(_reduce(a, b), c2[j])
         h1[i] = _add(h1[i], x1)
-        h2[i] = _add(h2[i], x2)
+        if both:
+            h2[i] = _add(h2[i], x2)
 
 
 def require(schema: pa.Schema) -> None:
@@ -225,13 +239,16 @@ class Identity:
         self._keys: dict[Path, Words] = {}
         self._forms: dict[pa.DataType, _Form] = {}
 
-    def fingerprints(self, columns: pa.RecordBatch) -> tuple[Words, Words]:
-        """Two numbers below 2⁶¹ − 1 for each row. Cost: about the bytes read."""
+    def fingerprints(self, columns: pa.RecordBatch, both: bool = True) -> tuple[Words, Words]:
+        """Two numbers below 2⁶¹ − 1 for each row. Cost: about the bytes read.
+
+        Unless ``both`` are wanted, the second is the first: enough to compare sums of them.
+        """
         h1 = np.zeros(columns.num_rows, dtype=np.uint64)
-        h2 = np.zeros(columns.num_rows, dtype=np.uint64)
+        h2 = np.zeros(columns.num_rows, dtype=np.uint64) if both else h1[:0]
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
             self._accumulate(column, (name,), h1, h2)
-        return h1, h2
+        return h1, h2 if both else h1
 
     def _random_words(self, purpose: bytes, count: int) -> Words:
         stream = hashlib.shake_256(self.key + purpose).digest(8 * count)
@@ -276,7 +293,7 @@ class Identity:
         else:
             offsets, values = _lists(column)
             c1 = np.zeros(len(values), dtype=np.uint64)
-            c2 = np.zeros(len(values), dtype=np.uint64)
+            c2 = np.zeros(len(values) if h2.size else 0, dtype=np.uint64)
             self._accumulate(values, (*path, None), c1, c2)
             _hash_lists(offsets, valid, c1, c2, keys, h1, h2)
 

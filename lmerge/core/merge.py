@@ -85,7 +85,9 @@ class Merge:
         self._identity = Identity(key or secrets.token_bytes(KEY_BYTES))
         self._algorithm = _ALGORITHMS[restriction](self.schema)
         self._divergence = Divergence(policy.divergence)
-        self._hashing = self._divergence.on or restriction not in (Restriction.R0, Restriction.R1)
+        # R0 and R1 tell elements by their order; for digests half a fingerprint is enough.
+        self._identifying = restriction not in (Restriction.R0, Restriction.R1)
+        self._hashing = self._divergence.on or self._identifying
         self._streams: dict[str, Stream] = {}
         self._joined = np.zeros(2, dtype=np.bool_)
         self._stables = np.full(2, BEGINNING, dtype=np.int64)
@@ -237,15 +239,13 @@ class Merge:
         """Let the algorithm have the elements; which promise the one in which row broke."""
         dropped = 0
         kept: Int64s | None = None
-        if not self._divergence.on and self.decided > BEGINNING:
+        if self._hashing and not self._divergence.on and self._reached > BEGINNING:
             # Nobody asks what old news says: it need not even be hashed.
-            needed = self._algorithm.needed(batch, self.decided)
-            if not needed.all():
-                kept = np.flatnonzero(needed)
-                dropped = len(batch) - len(kept)
-                batch = batch.take(kept)
+            kept = np.flatnonzero(self._algorithm.needed(batch, self.decided))
+            dropped = len(batch) - len(kept)
+            batch = batch.choose(kept)
         if self._hashing:
-            batch.fingerprint(self._identity.fingerprints(batch.payload))
+            batch.fingerprint(self._identity.fingerprints(batch.payload, self._identifying))
         else:
             batch.h1 = batch.h2 = np.zeros(len(batch), dtype=np.int64)
         effects = self._algorithm.data(batch, self._view(stream))

@@ -3,8 +3,8 @@
 A stored row is known by a number that only grows: rows of one append are consecutive, and the
 numbers survive every rearrangement, so nodes never have to be rewritten. Rows live in segments,
 each a range of numbers. Small segments are joined with their neighbours, so that a stream of
-single rows does not become a thousand little buffers; segments of which less than two thirds
-live are compacted.
+single rows does not become a thousand little buffers; when a third of all rows is dead, segments of
+which half (or, if need be, a third) is are compacted.
 
 Invariant: every number handed out and not yet released can be gathered, in any order.
 Cost: append O(rows); gather O(rows · log segments), in however many segments they are; compaction
@@ -13,9 +13,8 @@ amortised O(1) a released row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +36,8 @@ class _Segment:
     first: int  # the number of its first row
     rows: pa.RecordBatch
     numbers: Int64s | None  # the rows' numbers, when some between were dropped
+    alive: Any = None  # which rows are, once some are not
+    dead: int = 0
     addresses: list[tuple[int, int, int, int]] | None = None  # of the columns, once asked for
 
     def places(self) -> list[tuple[int, int, int, int]]:
@@ -46,8 +47,8 @@ class _Segment:
 
     @property
     def nbytes(self) -> int:
-        numbers = 0 if self.numbers is None else self.numbers.nbytes
-        return int(self.rows.nbytes) + numbers
+        own = sum(int(a.nbytes) for a in (self.numbers, self.alive) if a is not None)
+        return int(self.rows.nbytes) + own
 
     def rows_of(self, numbers: Int64s) -> Int64s:
         if self.numbers is None:
@@ -59,6 +60,19 @@ class _Segment:
             return np.arange(self.first, self.first + self.rows.num_rows, dtype=np.int64)
         return self.numbers
 
+    def bury(self, numbers: Int64s) -> None:
+        """These of its rows are dead."""
+        if self.alive is None:
+            self.alive = np.ones(self.rows.num_rows, dtype=np.bool_)
+        self.alive[self.rows_of(numbers)] = False
+        self.dead += len(numbers)
+
+    def compacted(self) -> _Segment:
+        """The rows that live."""
+        rows = np.flatnonzero(self.alive)
+        numbers = self.all_numbers()[rows]
+        return _Segment(int(numbers[0]), take(self.rows, rows), numbers)
+
 
 class PayloadStore:
     """Rows by number."""
@@ -68,7 +82,9 @@ class PayloadStore:
         self.next_number = 0
         self._segments: SortedKeyList = SortedKeyList(key=lambda segment: segment.first)
         self._stored = 0
-        self._released = 0
+        self._dead = 0
+        self._released: list[Int64s] = []  # dead, and not yet buried in their segments
+        self._unburied = 0
         self._join_at = _FAN_IN
         self._catalog: Catalog | None = None  # made when needed, void when segments change
 
@@ -80,7 +96,7 @@ class PayloadStore:
     @property
     def live(self) -> int:
         """Rows that were appended and not released."""
-        return self._stored - self._released
+        return self._stored - self._dead
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Store ``rows`` under the next numbers."""
@@ -122,27 +138,37 @@ class PayloadStore:
             )
         return self._catalog.gather(numbers)
 
-    def release(self, count: int, live_numbers: Callable[[], Int64s]) -> None:
-        """``count`` rows are dead; ``live_numbers()`` tells which are not, if it comes to that."""
-        self._released += count
-        if self._released < _SLACK + self._stored // 3:
-            return
+    def release(self, numbers: Int64s) -> None:
+        """These rows are dead; they stay until enough are to be worth the work."""
+        self._released.append(numbers)
+        self._dead += len(numbers)
+        self._unburied += len(numbers)
+        if self._unburied >= _SLACK + self._stored // 8:
+            self._bury()
+
+    def _bury(self) -> None:
+        """Drop segments without live rows, and compact when a third of all rows are dead."""
+        released = np.sort(np.concatenate(self._released))
+        self._released, self._unburied = [], 0
+        segments = list(self._segments)
+        firsts = np.array([segment.first for segment in segments], dtype=np.int64)
+        bounds = [*np.searchsorted(released, firsts).tolist(), len(released)]
+        for segment, low, high in zip(segments, bounds, bounds[1:], strict=False):
+            if low < high:
+                segment.bury(released[low:high])
+        segments = [segment for segment in segments if segment.dead < segment.rows.num_rows]
+        # First where most is to be gained: a segment that dies row by row is not copied often.
+        for numerator, denominator in ((1, 2), (1, 3)):
+            stored, dead = sum(s.rows.num_rows for s in segments), sum(s.dead for s in segments)
+            if 3 * dead > stored + 3 * _SLACK:
+                segments = [
+                    s.compacted() if s.dead * denominator > s.rows.num_rows * numerator else s
+                    for s in segments
+                ]
         self._catalog = None
-        live = np.sort(live_numbers())
-        kept: list[_Segment] = []
-        for segment in self._segments:
-            numbers = segment.all_numbers()
-            lo, hi = np.searchsorted(live, (numbers[0], numbers[-1] + 1))
-            mine = live[lo:hi]
-            if not len(mine):
-                continue
-            if 3 * len(mine) < 2 * len(numbers):
-                rows = take(segment.rows, segment.rows_of(mine))
-                segment = _Segment(int(mine[0]), rows, mine.copy())
-            kept.append(segment)
-        self._segments = SortedKeyList(kept, key=lambda segment: segment.first)
-        self._stored = sum(segment.rows.num_rows for segment in kept)
-        self._released = self._stored - len(live)
+        self._segments = SortedKeyList(segments, key=lambda segment: segment.first)
+        self._stored = sum(segment.rows.num_rows for segment in segments)
+        self._dead = sum(segment.dead for segment in segments)
         self._join_small()
 
     def _join_small(self) -> None:
@@ -166,7 +192,8 @@ class PayloadStore:
         self._segments.clear()
         self._join_at = _FAN_IN
         self._catalog = None
-        self._stored, self._released, self.next_number = rows.num_rows, 0, next_number
+        self._stored, self._dead, self.next_number = rows.num_rows, 0, next_number
+        self._released, self._unburied = [], 0
         if rows.num_rows:
             self._segments.add(_Segment(int(numbers[0]), rows, numbers))
 
@@ -180,8 +207,13 @@ class PayloadStore:
             if segment.first != numbers[0] or (np.diff(numbers) <= 0).any():
                 raise InvariantError(f"payloads: numbers of {segment.first} do not ascend")
             past, total = int(numbers[-1]), total + len(numbers)
+            buried = 0 if segment.alive is None else len(numbers) - int(segment.alive.sum())
+            if buried != segment.dead:
+                raise InvariantError(f"payloads: {buried} dead rows in {segment.first}")
         if total != self._stored or past >= self.next_number:
             raise InvariantError(f"payloads: {total} rows stored, {self._stored} counted")
+        if self._dead != self._unburied + sum(segment.dead for segment in self._segments):
+            raise InvariantError(f"payloads: {self._dead} rows counted as dead")
 
 
 def _concatenated(run: list[_Segment]) -> _Segment:
@@ -190,7 +222,13 @@ def _concatenated(run: list[_Segment]) -> _Segment:
     rows = pa.concat_batches([segment.rows for segment in run])
     first, last = run[0], run[-1]
     whole = all(segment.numbers is None for segment in run)
+    alive = None
+    if any(segment.dead for segment in run):
+        alive = np.concatenate(
+            [np.ones(s.rows.num_rows, np.bool_) if s.alive is None else s.alive for s in run]
+        )
+    dead = sum(segment.dead for segment in run)
     if whole and last.first + last.rows.num_rows - first.first == rows.num_rows:
-        return _Segment(first.first, rows, None)
+        return _Segment(first.first, rows, None, alive, dead)
     numbers = np.concatenate([segment.all_numbers() for segment in run])
-    return _Segment(first.first, rows, numbers)
+    return _Segment(first.first, rows, numbers, alive, dead)

@@ -57,12 +57,10 @@ class Index:
         op, vs, ve, vold, h1, h2, ref = (column[order] for column in out)
         return Batch(op, vs, ve, vold, self.payloads.gather(ref), h1, h2)
 
-    def release(self, removed: int) -> None:
-        """So many nodes are gone, and with them their payloads."""
-        if removed:
-            self.payloads.release(
-                removed, lambda: self.table.nodes.rows[self.table.live_rows(), REF]
-            )
+    def release(self, references: Int64s) -> None:
+        """The nodes with these payloads are gone."""
+        if len(references):
+            self.payloads.release(references)
 
     def check(self) -> None:
         """Raise InvariantError unless nodes and payloads are sound, and go together."""

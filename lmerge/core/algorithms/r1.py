@@ -48,14 +48,6 @@ def _data(
     return count
 
 
-def choose(batch: Batch, chosen: Int64s) -> Batch:
-    """Some rows in ascending order; a run of neighbours is not copied."""
-    first, last = int(chosen[0]), int(chosen[-1])
-    if last - first + 1 == len(chosen):
-        return batch.rows(slice(first, last + 1))
-    return batch.take(chosen)
-
-
 class R1:
     """The algorithm."""
 
@@ -101,7 +93,7 @@ class R1:
         dropped = len(batch) - len(chosen)
         if not len(chosen):
             return Effects(no_elements(self.schema), rows, dropped=dropped)
-        return Effects(choose(batch, chosen), rows, dropped=dropped)
+        return Effects(batch.choose(chosen), rows, dropped=dropped)
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.r0 import merge_waiting
-from lmerge.core.algorithms.r1 import choose
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
 from lmerge.core.compiled import Int, Int64s, compiled
@@ -140,7 +139,7 @@ class R2:
         )  # fmt: skip
         chosen = chosen[:count]
         dropped = done - len(chosen)
-        output = choose(batch, chosen) if len(chosen) else no_elements(self.schema)
+        output = batch.choose(chosen) if len(chosen) else no_elements(self.schema)
         if reason:  # the offender's place among all elements, stables included
             rows = int(np.flatnonzero(everything.op == Op.INSERT)[done])
         return Effects(output, rows, Broken(reason), dropped=dropped)

@@ -185,6 +185,7 @@ def _stable(
     out: Outputs,
     held: Int64s,
     settled: Int64s,
+    freed: Int64s,
 ) -> Any:
     rows = nodes.rows
     output = holding = settling = conflicts = removed = 0
@@ -236,6 +237,7 @@ def _stable(
             if final and start < m:
                 settled[settling] = start
                 settling += 1
+            freed[removed] = rows[f, REF]
             remove(nodes, f)
             removed += 1
         else:
@@ -342,10 +344,11 @@ class R3:
         # Line 17, without the nodes that cannot change.
         chain, count = wake_before(nodes, t)
         out = Outputs.of(count)
+        freed = np.empty(count, np.int64)
         held, settled = (np.empty(count if view.final else 0, np.int64) for _ in range(2))
         output, removed, conflicts, vs, ref, holding, settling = _stable(
             nodes, chain, t, view.decided, STREAMS + view.slot, view.joined,
-            view.stables, view.final, bridging, out, held, settled,
+            view.stables, view.final, bridging, out, held, settled, freed,
         )  # fmt: skip
         effects = Effects(
             self.index.batch(out, output),
@@ -357,7 +360,7 @@ class R3:
         if conflicts:
             payload = self.index.payloads.gather(np.array([ref])).to_pylist()[0]
             effects.conflict = (int(vs), payload)
-        self.index.release(removed)
+        self.index.release(freed[:removed])
         return effects
 
     @property

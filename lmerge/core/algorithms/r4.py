@@ -444,6 +444,7 @@ def _stable(
     out: Outputs,
     held: Int64s,
     settled: Int64s,
+    freed: Int64s,
 ) -> Any:
     rows = nodes.rows
     output = holding = settling = conflicts = removed = 0
@@ -482,6 +483,7 @@ def _stable(
                 settling += 1
             for each in range(OUT, rows.shape[1]):
                 _free_list(nodes, cells, f, each)
+            freed[removed] = rows[f, REF]
             remove(nodes, f)
             removed += 1
         else:
@@ -602,11 +604,12 @@ class R4:
         events, lists = _measure(nodes, self.cells, chain)
         self._make_room(lists)
         out = Outputs.of(events)
+        freed = np.empty(count, np.int64)
         held, settled = (np.empty(count if view.final else 0, np.int64) for _ in range(2))
         ours, theirs = np.empty(events, np.int64), np.empty(events, np.int64)
         output, removed, conflicts, vs, ref, holding, settling = _stable(
             nodes, self.cells, chain, t, view.decided, STREAMS + view.slot, view.joined,
-            view.stables, view.final, bridging, ours, theirs, out, held, settled,
+            view.stables, view.final, bridging, ours, theirs, out, held, settled, freed,
         )  # fmt: skip
         effects = Effects(
             self.index.batch(out, output),
@@ -618,7 +621,7 @@ class R4:
         if conflicts:
             payload = self.index.payloads.gather(np.array([ref])).to_pylist()[0]
             effects.conflict = (int(vs), payload)
-        self.index.release(removed)
+        self.index.release(freed[:removed])
         return effects
 
     @property
