@@ -110,7 +110,9 @@ def _settle(own: Nodes, f: Int, out: Nodes, g: Int, t: Int, m: Int, sent: Output
 
 
 @compiled
-def _stable_of_input(own: Nodes, f: Int, out: Nodes, t: Int, m: Int, sent: Outputs) -> Any:
+def _stable_of_input(
+    own: Nodes, f: Int, out: Nodes, t: Int, m: Int, sent: Outputs, own_freed: Any, out_freed: Any
+) -> Any:
     """What wakes in the input's own index; when ``t <= m`` this only frees nodes."""
     count = own_gone = out_gone = 0
     while f != NOBODY:
@@ -122,11 +124,13 @@ def _stable_of_input(own: Nodes, f: Int, out: Nodes, t: Int, m: Int, sent: Outpu
             count += emit
             if gone:
                 _unlink(out, g)
+                out_freed[out_gone] = out.rows[g, REF]
                 remove(out, g)
                 out_gone += 1
             elif emit:
                 wake_earlier(out, g, out.rows[g, OUT])
         if gone:
+            own_freed[own_gone] = own.rows[f, REF]
             remove(own, f)
             own_gone += 1
         else:
@@ -138,20 +142,22 @@ def _stable_of_input(own: Nodes, f: Int, out: Nodes, t: Int, m: Int, sent: Outpu
 
 @compiled
 def _stable_of_output(
-    own: Nodes, out: Nodes, g: Int, t: Int, m: Int, sent: Outputs, count: Int
-) -> Any:
+    own: Nodes, out: Nodes, g: Int, t: Int, m: Int, sent: Outputs, count: Int,
+    own_freed: Any, own_gone: Int, out_freed: Any, out_gone: Int,
+) -> Any:  # fmt: skip
     """What wakes in the output's index, and was not settled from the input's side."""
-    own_gone = out_gone = 0
     while g != NOBODY:
         following = np.int64(out.after[g])
         f = find(own, out.rows[g, VS], out.rows[g, H1], out.rows[g, H2])
         emit, gone = _settle(own, f, out, g, t, m, sent, count)
         count += emit
         if gone:
+            out_freed[out_gone] = out.rows[g, REF]
             remove(out, g)
             out_gone += 1
             if f != NOBODY:
                 _unlink(own, f)
+                own_freed[own_gone] = own.rows[f, REF]
                 remove(own, f)
                 own_gone += 1
         else:
@@ -226,21 +232,23 @@ class LMR3Minus:
         out, m = self._output, self.decided
         chain, woken = wake_before(own.table.nodes, t)
         sent = Outputs.of(woken + out.table.live if t > m else 0)
+        own_freed = np.empty(own.table.live, np.int64)
+        out_freed = np.empty(out.table.live if t > m else 0, np.int64)
         count, own_gone, out_gone = _stable_of_input(
-            own.table.nodes, chain, out.table.nodes, t, m, sent
+            own.table.nodes, chain, out.table.nodes, t, m, sent, own_freed, out_freed
         )
         if t > m:
             chain, _ = wake_before(out.table.nodes, t)
-            count, own_more, out_more = _stable_of_output(
-                own.table.nodes, out.table.nodes, chain, t, m, sent, count
-            )
-            own_gone, out_gone = own_gone + own_more, out_gone + out_more
+            count, own_gone, out_gone = _stable_of_output(
+                own.table.nodes, out.table.nodes, chain, t, m, sent, count,
+                own_freed, own_gone, out_freed, out_gone,
+            )  # fmt: skip
             if count:
                 result.parts.append(out.batch(sent, count).to_arrow(self._elements))
-            out.release(out_gone)
+            out.release(out_freed[:out_gone])
             self.decided = t
             result.parts.append(Stable(t))
-        own.release(own_gone)
+        own.release(own_freed[:own_gone])
 
     @property
     def nbytes(self) -> int:

@@ -103,9 +103,8 @@ def test_random_runs_are_right_at_every_prefix(restriction: str, features: str) 
 
 @pytest.mark.parametrize("restriction", RESTRICTIONS)
 def test_every_interleaving_of_tiny_streams_equals_the_literal_algorithm(restriction: str) -> None:
-    for number, run in enumerate(exhaustive_runs(restriction)):
-        if number % 3 == 0:
-            _same_as_literal(run)
+    for run in exhaustive_runs(restriction):
+        _same_as_literal(run)
 
 
 @pytest.mark.parametrize("features", ["plain", "joins", "missing"])
