@@ -118,3 +118,25 @@ def copy_bytes(_context: Any, to: Any, origin: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@machine
+def prefetch(_context: Any, array: Any, row: Any) -> Any:
+    """Asks the memory for a row of an array, and does not wait for it."""
+    signature = types.void(array, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = context.make_array(signature.args[0])(context, builder, arguments[0])
+        step = builder.extract_value(found.strides, 0)
+        address = builder.add(
+            builder.ptrtoint(found.data, ir.IntType(64)), builder.mul(arguments[1], step)
+        )
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        function = insert(builder.module, kind, "llvm.prefetch.p0")
+        hints = [ir.Constant(number, hint) for hint in (1, 3, 1)]  # to write, keep, data
+        builder.call(function, [builder.inttoptr(address, byte), *hints])
+        return context.get_dummy_value()
+
+    return signature, codegen

@@ -57,8 +57,9 @@ def _event_hash(h1: Int, h2: Int, vs: Int, ve: Int) -> Word:
 @compiled
 def _place(numbers: Int64s, number: Int) -> Int:
     """Where an interval is, or the empty place where it would be."""
+    # Open intervals are mostly neighbours: by their low bits they do not collide.
     mask = np.int64(numbers.size - 1)
-    place = np.int64((np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)) & mask
+    place = (number ^ (number >> np.int64(11))) & mask
     while numbers[place] != NO_INTERVAL and numbers[place] != number:
         place = (place + 1) & mask
     return place

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lmerge.core.compiled import Int, Int32s, Int64s, compiled, leading_zeros
+from lmerge.core.compiled import Int, Int32s, Int64s, compiled, leading_zeros, prefetch
 from lmerge.errors import InvariantError
 from lmerge.times import BEGINNING
 
@@ -53,6 +53,8 @@ STATE_SIZE: Final = 4
 SLOTS: Final = 256
 LEVELS: Final = 8
 _SIGN: Final = np.uint64(1 << 63)
+_FAR: Final = 16  # elements ahead at which a place of the table is fetched
+_NEAR: Final = 8  # ... and the node that is there
 
 
 class Nodes(NamedTuple):
@@ -86,6 +88,22 @@ def find(nodes: Nodes, vs: Int, h1: Int, h2: Int) -> Int:
         if nodes.rows[f, VS] == vs and nodes.rows[f, H1] == h1 and nodes.rows[f, H2] == h2:
             return f
         place = (place + 1) & mask
+
+
+@compiled
+def approach(nodes: Nodes, vs: Int64s, h1: Int64s, i: Int) -> None:
+    """Fetches what finding the keys some places after ``i`` will touch.
+
+    With many live nodes nearly every look-up misses the caches twice; this lets the misses of
+    neighbours overlap instead of following each other.
+    """
+    mask = np.int64(nodes.table.size - 1)
+    if i + _FAR < vs.size:
+        prefetch(nodes.table, _start(vs[i + _FAR], h1[i + _FAR], mask))
+    if i + _NEAR < vs.size:
+        f = np.int64(nodes.table[_start(vs[i + _NEAR], h1[i + _NEAR], mask)])
+        if f != NOBODY:
+            prefetch(nodes.rows, f)
 
 
 @compiled

@@ -21,7 +21,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import ABSENT, Effects, View
 from lmerge.core.algorithms.indexed import Index, Outputs, touching
 from lmerge.core.batch import Batch, no_elements, take
-from lmerge.core.compiled import Int, Int8s, Int64s, compiled
+from lmerge.core.compiled import Int, Int8s, Int64s, compiled, prefetch
 from lmerge.core.nodes import (
     FREE_REF,
     H1,
@@ -35,6 +35,7 @@ from lmerge.core.nodes import (
     WAKE,
     Nodes,
     add,
+    approach,
     find,
     remove,
     sleep,
@@ -87,6 +88,7 @@ def _data(
     reason = 0
     i = 0
     while i < op.size:
+        approach(nodes, vs, h1, i)
         if op[i] == STABLE:
             i += 1
             continue
@@ -193,6 +195,8 @@ def _stable(
     low = t if bridging else m  # below it an answer is no answer
     while f != NOBODY:
         following = np.int64(nodes.after[f])
+        if following != NOBODY:
+            prefetch(rows, following)
         start = rows[f, VS]
         answer = rows[f, column]  # line 19
         if answer == ABSENT:

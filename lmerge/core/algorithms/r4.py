@@ -23,7 +23,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.indexed import Index, Outputs, touching
 from lmerge.core.batch import Batch, no_elements, take
-from lmerge.core.compiled import Int, Int8s, Int32s, Int64s, compiled
+from lmerge.core.compiled import Int, Int8s, Int32s, Int64s, compiled, prefetch
 from lmerge.core.nodes import (
     FREE_REF,
     H1,
@@ -37,6 +37,7 @@ from lmerge.core.nodes import (
     WAKE,
     Nodes,
     add,
+    approach,
     find,
     remove,
     sleep,
@@ -212,6 +213,7 @@ def _data(
     reason = 0
     i = 0
     while i < op.size:
+        approach(nodes, vs, h1, i)
         if op[i] == STABLE:
             i += 1
             continue
@@ -451,6 +453,8 @@ def _stable(
     conflict_vs = conflict_ref = np.int64(INFINITY)
     while f != NOBODY:
         following = np.int64(nodes.after[f])
+        if following != NOBODY:
+            prefetch(rows, following)
         start = rows[f, VS]
         column = acting
         low = np.int64(BEGINNING)
