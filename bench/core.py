@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import memory, speed
+from bench.document import write_core
 from bench.measure import Result, commit, machine
 from bench.scale import FULL, SEED, SMALL, Scale
 from lmerge.core.warmup import compile_everything
@@ -130,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(as_json(found, scale), indent=1) + "\n", encoding="utf-8")
         print(f"written to {path}")
+        if path == RESULTS:
+            write_core()
     missed = [f.name for result, _ in found.values() for f in result.figures if f.met is False]
     return 1 if options.strict and missed else 0
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.arrivals import Slice, slices
+from bench.document import replaced
 from bench.measure import commit
 from lmerge.core.merge import Merge
 from lmerge.core.policy import AdjustPolicy, InsertPolicy, Policy
@@ -32,8 +33,6 @@ from lmerge.workload import SCHEMA, Workload, generate
 
 RESULTS: Final = Path(__file__).parent / "results" / "policies.json"
 DOCUMENT: Final = Path(__file__).parent.parent / "docs" / "policies.md"
-BEGIN: Final = "<!-- policies:begin -->"
-END: Final = "<!-- policies:end -->"
 
 BATCH_ROWS: Final = 10
 COUNTED: Final = 0.8
@@ -194,13 +193,6 @@ def table(rows: list[Row], workload: Workload) -> str:
     return "\n".join(lines)
 
 
-def replaced(document: str, text: str) -> str:
-    """The document with ``text`` between the markers."""
-    before, rest = document.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -222,7 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        DOCUMENT.write_text(replaced(DOCUMENT.read_text("utf-8"), text), encoding="utf-8")
+        DOCUMENT.write_text(
+            replaced(DOCUMENT.read_text("utf-8"), "policies", text), encoding="utf-8"
+        )
     return 0
 
 

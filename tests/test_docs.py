@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from bench.document import core_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,3 +62,15 @@ def test_every_module_example_runs_as_printed() -> None:
         failed, tried = doctest.testmod(module)
         assert tried > 0, module
         assert failed == 0, module
+
+
+def test_the_figures_in_the_documents_come_from_the_results() -> None:
+    results = ROOT / "bench" / "results"
+    core = json.loads((results / "core.json").read_text("utf-8"))
+    assert core_table(core) in (ROOT / "docs" / "performance.md").read_text("utf-8")
+    policies = (ROOT / "docs" / "policies.md").read_text("utf-8")
+    rows = json.loads((results / "policies.json").read_text("utf-8"))["policies"]
+    assert len(rows) > 10
+    for row in rows:
+        shown = f"| `{row['insert']}` | `{row['adjust']}` | {row['stable_lag']:,} |"
+        assert f"{shown} {row['inserts']:,} | {row['adjusts']:,} |" in policies

@@ -13,6 +13,7 @@ import pytest
 from bench import core, memory, policies, speed
 from bench.arrivals import prepare, read, slices, tuples, write
 from bench.cleanse import CleansedR1
+from bench.document import replaced
 from bench.lmr3_minus import LMR3Minus
 from bench.measure import Figure, Result
 from bench.scale import FULL, SMALL, Scale
@@ -221,8 +222,8 @@ class TestPolicies:
 
     def test_the_table_goes_between_the_markers(self, rows: list[policies.Row]) -> None:
         text = policies.table(rows, policies.SMALL)
-        before = f"a\n{policies.BEGIN}\nold\n{policies.END}\nb\n"
-        after = policies.replaced(before, text)
-        assert after == f"a\n{policies.BEGIN}\n{text}\n{policies.END}\nb\n"
-        assert policies.replaced(after, text) == after
-        assert policies.replaced(policies.DOCUMENT.read_text("utf-8"), text)
+        begin, end = "<!-- x:begin -->", "<!-- x:end -->"
+        after = replaced(f"a\n{begin}\nold\n{end}\nb\n", "x", text)
+        assert after == f"a\n{begin}\n{text}\n{end}\nb\n"
+        assert replaced(after, "x", text) == after
+        assert replaced(policies.DOCUMENT.read_text("utf-8"), "policies", text)
