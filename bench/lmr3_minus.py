@@ -245,10 +245,10 @@ class LMR3Minus:
             )  # fmt: skip
             if count:
                 result.parts.append(out.batch(sent, count).to_arrow(self._elements))
-            out.release(out_freed[:out_gone])
+            out.payloads.release(out_freed[:out_gone])
             self.decided = t
             result.parts.append(Stable(t))
-        own.release(own_freed[:own_gone])
+        own.payloads.release(own_freed[:own_gone])
 
     @property
     def nbytes(self) -> int:

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lmerge.core.batch import Batch, no_elements
+from lmerge.core.algorithms.base import Effects
+from lmerge.core.batch import Batch, no_elements, take
 from lmerge.core.compiled import Int8s, Int64s
 from lmerge.core.nodes import LAST, REF, NodeTable
 from lmerge.core.payloads import PayloadStore
+from lmerge.core.promises import Broken
 from lmerge.elements import Op
 from lmerge.errors import InvariantError
 
@@ -31,6 +33,36 @@ class Outputs(NamedTuple):
     def of(count: int) -> Outputs:
         """Room for ``count`` elements."""
         return Outputs(np.empty(count, np.int8), *(np.empty(count, np.int64) for _ in range(6)))
+
+
+class Taken(NamedTuple):
+    """Where a loop over a batch writes which rows are new, and what it outputs for which."""
+
+    fresh: Int64s
+    row: Int64s
+    op: Int8s
+    ve: Int64s
+    vold: Int64s
+
+    @staticmethod
+    def of(count: int) -> Taken:
+        """Room for a batch of ``count`` elements."""
+        fresh, row, ve, vold = (np.empty(count, np.int64) for _ in range(4))
+        return Taken(fresh, row, np.empty(count, np.int8), ve, vold)
+
+
+class Settled(NamedTuple):
+    """Where a stable's loop writes the starts that it leaves open and closes, and what it frees."""
+
+    held: Int64s
+    settled: Int64s
+    freed: Int64s
+
+    @staticmethod
+    def of(count: int, final: bool) -> Settled:
+        """Room for ``count`` nodes."""
+        held, settled = (np.empty(count if final else 0, np.int64) for _ in range(2))
+        return Settled(held, settled, np.empty(count, np.int64))
 
 
 def touching(batch: Batch, decided: int) -> npt.NDArray[np.bool_]:
@@ -57,10 +89,40 @@ class Index:
         op, vs, ve, vold, h1, h2, ref = (column[order] for column in out)
         return Batch(op, vs, ve, vold, self.payloads.gather(ref), h1, h2)
 
-    def release(self, references: Int64s) -> None:
-        """The nodes with these payloads are gone."""
-        if len(references):
-            self.payloads.release(references)
+    def taken(self, batch: Batch, room: Taken, counts: tuple[int, ...]) -> Effects:
+        """Store what is new of a batch, and say what became of it."""
+        rows, reason, made, output, dropped, late = counts
+        effects = Effects(
+            no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
+        )
+        fresh, row = room.fresh[:made], room.row[:output]
+        stored = take(batch.payload, fresh) if made else None
+        if stored is not None:
+            self.payloads.append(stored)
+        if output:
+            # Under `first` what is output is what is new: the same rows serve both.
+            same = stored is not None and output == made and np.array_equal(row, fresh)
+            effects.output = Batch(
+                room.op[:output], batch.vs[row], room.ve[:output], room.vold[:output],
+                stored if same else take(batch.payload, row), batch.h1[row], batch.h2[row],
+            )  # fmt: skip
+        return effects
+
+    def settled(self, out: Outputs, room: Settled, counts: tuple[int, ...]) -> Effects:
+        """Free the payloads of nodes that are gone, and say what a stable did."""
+        output, removed, conflicts, vs, ref, holding, settling = counts
+        effects = Effects(
+            self.batch(out, output),
+            output,
+            conflicts=conflicts,
+            held=room.held[:holding].tolist(),
+            settled=room.settled[:settling].tolist(),
+        )
+        if conflicts:
+            effects.conflict = (vs, self.payloads.gather(np.array([ref])).to_pylist()[0])
+        if removed:
+            self.payloads.release(room.freed[:removed])
+        return effects
 
     def check(self) -> None:
         """Raise InvariantError unless nodes and payloads are sound, and go together."""

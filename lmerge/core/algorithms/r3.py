@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import ABSENT, Effects, View
-from lmerge.core.algorithms.indexed import Index, Outputs, touching
-from lmerge.core.batch import Batch, no_elements, take
+from lmerge.core.algorithms.indexed import Index, Outputs, Settled, Taken, touching
+from lmerge.core.batch import Batch
 from lmerge.core.compiled import Int, Int8s, Int64s, compiled, prefetch
 from lmerge.core.nodes import (
     FREE_REF,
@@ -296,34 +296,14 @@ class R3:
 
     def data(self, batch: Batch, view: View) -> Effects:
         """O(1) an element."""
-        count = len(batch)
-        self.index.table.make_room(count)
-        fresh = np.empty(count, np.int64)
-        out_row, out_op = np.empty(count, np.int64), np.empty(count, np.int8)
-        out_ve, out_vold = np.empty(count, np.int64), np.empty(count, np.int64)
-        rows, reason, made, output, dropped, late = _data(
+        self.index.table.make_room(len(batch))
+        room = Taken.of(len(batch))
+        counts = _data(
             self.index.table.nodes, batch.op, batch.vs, batch.ve, batch.vold, batch.h1, batch.h2,
             STREAMS + view.slot, view.decided, view.may_output, bool(view.joined[view.slot]),
-            view.support, view.joined, view.eager, self.index.payloads.next_number,
-            fresh, out_row, out_op, out_ve, out_vold,
+            view.support, view.joined, view.eager, self.index.payloads.next_number, *room,
         )  # fmt: skip
-        fresh = fresh[:made]
-        stored = take(batch.payload, fresh) if made else None
-        if stored is not None:
-            self.index.payloads.append(stored)
-        if not output:
-            return Effects(
-                no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
-            )
-        out_row = out_row[:output]
-        # Under `first` what is output is what is new: the same rows serve both.
-        same = stored is not None and output == made and np.array_equal(out_row, fresh)
-        payload = stored if same else take(batch.payload, out_row)
-        result = Batch(
-            out_op[:output], batch.vs[out_row], out_ve[:output], out_vold[:output],
-            payload, batch.h1[out_row], batch.h2[out_row],
-        )  # fmt: skip
-        return Effects(result, rows, Broken(reason), dropped=dropped, late=late)
+        return self.index.taken(batch, room, counts)
 
     def contribute(self, view: View) -> Effects:
         """O(capacity)."""
@@ -347,25 +327,12 @@ class R3:
         nodes = self.index.table.nodes
         # Line 17, without the nodes that cannot change.
         chain, count = wake_before(nodes, t)
-        out = Outputs.of(count)
-        freed = np.empty(count, np.int64)
-        held, settled = (np.empty(count if view.final else 0, np.int64) for _ in range(2))
-        output, removed, conflicts, vs, ref, holding, settling = _stable(
+        out, room = Outputs.of(count), Settled.of(count, view.final)
+        counts = _stable(
             nodes, chain, t, view.decided, STREAMS + view.slot, view.joined,
-            view.stables, view.final, bridging, out, held, settled, freed,
+            view.stables, view.final, bridging, out, *room,
         )  # fmt: skip
-        effects = Effects(
-            self.index.batch(out, output),
-            output,
-            conflicts=conflicts,
-            held=held[:holding].tolist(),
-            settled=settled[:settling].tolist(),
-        )
-        if conflicts:
-            payload = self.index.payloads.gather(np.array([ref])).to_pylist()[0]
-            effects.conflict = (int(vs), payload)
-        self.index.release(freed[:removed])
-        return effects
+        return self.index.settled(out, room, counts)
 
     @property
     def progress(self) -> int:

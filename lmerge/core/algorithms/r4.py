@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
-from lmerge.core.algorithms.indexed import Index, Outputs, touching
-from lmerge.core.batch import Batch, no_elements, take
+from lmerge.core.algorithms.indexed import Index, Outputs, Settled, Taken, touching
+from lmerge.core.batch import Batch
 from lmerge.core.compiled import Int, Int8s, Int32s, Int64s, compiled, prefetch
 from lmerge.core.nodes import (
     FREE_REF,
@@ -554,30 +554,16 @@ class R4:
 
     def data(self, batch: Batch, view: View) -> Effects:
         """O(d) an element."""
-        count = len(batch)
-        self.index.table.make_room(count)
-        self._make_room(2 * count)
-        fresh = np.empty(count, np.int64)
-        out_row, out_op = np.empty(count, np.int64), np.empty(count, np.int8)
-        out_ve, out_vold = np.empty(count, np.int64), np.empty(count, np.int64)
-        rows, reason, made, output, dropped, late = _data(
+        self.index.table.make_room(len(batch))
+        self._make_room(2 * len(batch))
+        room = Taken.of(len(batch))
+        counts = _data(
             self.index.table.nodes, self.cells, batch.op, batch.vs, batch.ve, batch.vold,
             batch.h1, batch.h2, STREAMS + view.slot, view.decided, view.may_output,
             bool(view.joined[view.slot]), view.support, view.joined, view.eager,
-            self.index.payloads.next_number, fresh, out_row, out_op, out_ve, out_vold,
+            self.index.payloads.next_number, *room,
         )  # fmt: skip
-        if made:
-            self.index.payloads.append(take(batch.payload, fresh[:made]))
-        if not output:
-            return Effects(
-                no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
-            )
-        out_row = out_row[:output]
-        result = Batch(
-            out_op[:output], batch.vs[out_row], out_ve[:output], out_vold[:output],
-            take(batch.payload, out_row), batch.h1[out_row], batch.h2[out_row],
-        )  # fmt: skip
-        return Effects(result, rows, Broken(reason), dropped=dropped, late=late)
+        return self.index.taken(batch, room, counts)
 
     def contribute(self, view: View) -> Effects:
         """O(capacity)."""
@@ -607,26 +593,13 @@ class R4:
         chain, count = wake_before(nodes, t)
         events, lists = _measure(nodes, self.cells, chain)
         self._make_room(lists)
-        out = Outputs.of(events)
-        freed = np.empty(count, np.int64)
-        held, settled = (np.empty(count if view.final else 0, np.int64) for _ in range(2))
+        out, room = Outputs.of(events), Settled.of(count, view.final)
         ours, theirs = np.empty(events, np.int64), np.empty(events, np.int64)
-        output, removed, conflicts, vs, ref, holding, settling = _stable(
+        counts = _stable(
             nodes, self.cells, chain, t, view.decided, STREAMS + view.slot, view.joined,
-            view.stables, view.final, bridging, ours, theirs, out, held, settled, freed,
+            view.stables, view.final, bridging, ours, theirs, out, *room,
         )  # fmt: skip
-        effects = Effects(
-            self.index.batch(out, output),
-            output,
-            conflicts=conflicts,
-            held=held[:holding].tolist(),
-            settled=settled[:settling].tolist(),
-        )
-        if conflicts:
-            payload = self.index.payloads.gather(np.array([ref])).to_pylist()[0]
-            effects.conflict = (int(vs), payload)
-        self.index.release(freed[:removed])
-        return effects
+        return self.index.settled(out, room, counts)
 
     @property
     def progress(self) -> int:
