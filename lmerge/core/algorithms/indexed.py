@@ -78,13 +78,14 @@ class Index:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
+        self.nothing = no_elements(schema)
         self.table = NodeTable()
         self.payloads = PayloadStore(schema)
 
     def batch(self, out: Outputs, count: int) -> Batch:
         """Output elements with their payloads, by ``vs``, then in the order of arrival."""
         if not count:
-            return no_elements(self.schema)
+            return self.nothing
         order = np.lexsort((out.ref[:count], out.vs[:count]))
         op, vs, ve, vold, h1, h2, ref = (column[order] for column in out)
         return Batch(op, vs, ve, vold, self.payloads.gather(ref), h1, h2)
@@ -92,9 +93,7 @@ class Index:
     def taken(self, batch: Batch, room: Taken, counts: tuple[int, ...]) -> Effects:
         """Store what is new of a batch, and say what became of it."""
         rows, reason, made, output, dropped, late = counts
-        effects = Effects(
-            no_elements(self.schema), rows, Broken(reason), dropped=dropped, late=late
-        )
+        effects = Effects(self.nothing, rows, Broken(reason), dropped=dropped, late=late)
         fresh, row = room.fresh[:made], room.row[:output]
         stored = take(batch.payload, fresh) if made else None
         if stored is not None:

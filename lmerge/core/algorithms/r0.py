@@ -26,6 +26,7 @@ class R0:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
+        self.nothing = no_elements(schema)
         self.progress = BEGINNING  # MaxVs
         self.waiting = Waiting()
 
@@ -47,10 +48,10 @@ class R0:
         batch = inserts_of(batch)
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
-            return Effects(no_elements(self.schema), rows)
+            return Effects(self.nothing, rows)
         first = int(np.searchsorted(batch.vs, max(self.progress + 1, view.decided)))
         if first == len(batch):
-            return Effects(no_elements(self.schema), rows, dropped=first)
+            return Effects(self.nothing, rows, dropped=first)
         self.progress = int(batch.vs[-1])
         return Effects(batch.rows(slice(first, len(batch))), rows, dropped=first)
 
@@ -60,7 +61,7 @@ class R0:
 
     def stable(self, t: int, view: View) -> Effects:
         """Nothing depends on a stable."""
-        return Effects(no_elements(self.schema), 0)
+        return Effects(self.nothing, 0)
 
     def bridge(self, t: int, view: View) -> Effects:
         """Merge what waits, but for what ended inside the gap: that was not promised."""
@@ -97,7 +98,7 @@ class R0:
 def merge_waiting(algorithm: Any, waiting: Waiting, view: View, ending: int) -> Effects:
     """What waits for a stream that is joined now, and ends at ``ending`` or later, as one."""
     outputs: list[Batch] = []
-    result = Effects(no_elements(algorithm.schema), 0)
+    result = Effects(algorithm.nothing, 0)
     for batch in waiting.take(view.slot):
         kept = batch.ve >= ending
         if not kept.all():

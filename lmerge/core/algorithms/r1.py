@@ -53,6 +53,7 @@ class R1:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
+        self.nothing = no_elements(schema)
         self.state = np.array([BEGINNING, 0], dtype=np.int64)
         self.own_vs = np.full(2, BEGINNING, dtype=np.int64)
         self.own = np.zeros(2, dtype=np.int64)
@@ -86,13 +87,13 @@ class R1:
         batch = inserts_of(batch)
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
-            return Effects(no_elements(self.schema), rows)
+            return Effects(self.nothing, rows)
         chosen = np.empty(len(batch), np.int64)
         count = _data(batch.vs, view.slot, view.decided, self.state, self.own_vs, self.own, chosen)
         chosen = chosen[:count]
         dropped = len(batch) - len(chosen)
         if not len(chosen):
-            return Effects(no_elements(self.schema), rows, dropped=dropped)
+            return Effects(self.nothing, rows, dropped=dropped)
         return Effects(batch.choose(chosen), rows, dropped=dropped)
 
     def contribute(self, view: View) -> Effects:
@@ -101,7 +102,7 @@ class R1:
 
     def stable(self, t: int, view: View) -> Effects:
         """Nothing depends on a stable."""
-        return Effects(no_elements(self.schema), 0)
+        return Effects(self.nothing, 0)
 
     def bridge(self, t: int, view: View) -> Effects:
         """Merge what waits, but for what ended inside the gap: that was not promised."""

@@ -90,6 +90,7 @@ class R2:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
+        self.nothing = no_elements(schema)
         self.state = np.array([BEGINNING, 1, 0], dtype=np.int64)
         self.table, self.by = _empty(64, 2)
         self.waiting = Waiting()
@@ -126,7 +127,7 @@ class R2:
         everything, batch = batch, inserts_of(batch)
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
-            return Effects(no_elements(self.schema), rows)
+            return Effects(self.nothing, rows)
         size = self.table.shape[0]
         while size < 2 * (int(self.state[_COUNT]) + len(batch)):
             size *= 2
@@ -139,7 +140,7 @@ class R2:
         )  # fmt: skip
         chosen = chosen[:count]
         dropped = done - len(chosen)
-        output = batch.choose(chosen) if len(chosen) else no_elements(self.schema)
+        output = batch.choose(chosen) if len(chosen) else self.nothing
         if reason:  # the offender's place among all elements, stables included
             rows = int(np.flatnonzero(everything.op == Op.INSERT)[done])
         return Effects(output, rows, Broken(reason), dropped=dropped)
@@ -150,7 +151,7 @@ class R2:
 
     def stable(self, t: int, view: View) -> Effects:
         """Nothing depends on a stable."""
-        return Effects(no_elements(self.schema), 0)
+        return Effects(self.nothing, 0)
 
     def bridge(self, t: int, view: View) -> Effects:
         """Merge what waits, but for what ended inside the gap: that was not promised."""
