@@ -5,9 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+KILLS ?= 200
+SEEDS ?= 2000
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types bench bench-core proto clean
+.PHONY: help demo test check lint types bench bench-core bench-server crash sim proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,14 +43,22 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
 
-bench: bench-core ## all benchmarks
+bench: bench-core bench-server ## all benchmarks
 
 bench-core: $(READY) ## the core's speed and memory, as ratios; writes bench/results/core.json
 	@$(BIN)/python -m bench.core
 
-proto: $(READY) ## generate code from proto/ (there is none yet)
-	@if ls proto/*/*/*.proto >/dev/null 2>&1; then echo "proto/: no generator is set up"; exit 1; \
-	else echo "There are no .proto files yet: the wire contract comes with the server."; fi
+bench-server: $(READY) ## the server's speed, memory and recovery; writes bench/results/server.json
+	@$(BIN)/python -m bench.server
+
+crash: $(READY) ## kill -9 the server KILLS times under load: nothing lost, twice or changed
+	@$(BIN)/python -m tests.crash --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+sim: $(READY) ## simulate a cluster with a faulty network for SEEDS seeds (SEED=n: one, told in full)
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+proto: $(READY) ## generate lmerge/v1 from proto/
+	@$(BIN)/python -m tests.proto_generation lmerge/v1
 
 clean: ## remove the environment and everything made
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

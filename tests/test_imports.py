@@ -18,16 +18,31 @@ LAYERS: list[set[str]] = [
     {"lmerge.core.compiled"},
     {"lmerge.core.batch", "lmerge.core.gathering", "lmerge.core.promises", "lmerge.core.nodes",
      "lmerge.core.identity", "lmerge.core.policy"},
-    {"lmerge.core.payloads", "lmerge.core.digests", "lmerge.core.properties"},
+    {"lmerge.core.payloads", "lmerge.core.digests", "lmerge.core.imprints",
+     "lmerge.core.properties"},
     {"lmerge.core.streams", "lmerge.core.output", "lmerge.core.statistics",
      "lmerge.core.snapshots"},
     {"lmerge.core.divergence", "lmerge.core.algorithms"},
     {"lmerge.core.merge"},
     {"lmerge.core.warmup", "lmerge.tdb", "lmerge.jsonlines", "lmerge.workload"},
     {"lmerge", "lmerge.core"},  # what the packages' own names export
-    {"lmerge.files"},
+    {"lmerge.files", "lmerge.v1"},
+    {"lmerge.wire"},
+    {"lmerge.client"},
+    {"lmerge.server.journal", "lmerge.server.config", "lmerge.server.live", "lmerge.server.logs"},
+    {"lmerge.server.state", "lmerge.server.output", "lmerge.server.security",
+     "lmerge.server.metrics"},
+    {"lmerge.server.snapshots"},
+    {"lmerge.server.host"},
+    {"lmerge.server.sessions"},
+    {"lmerge.server.hub"},
+    {"lmerge.server.calls", "lmerge.server.silence"},
+    {"lmerge.server.replicas", "lmerge.server.consumers", "lmerge.server.operators"},
+    {"lmerge.server.serving"},
+    {"lmerge.server"},
     {"lmerge.cli", "lmerge.__main__"},
 ]  # fmt: skip
+PACKAGE_NAMES = ("lmerge", "lmerge.core", "lmerge.server")  # whose modules have layers of their own
 # Of the standard library and others, what the core may use: it reads nothing and waits for nothing.
 CORE_MAY_IMPORT = {
     "__future__", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "io",
@@ -84,7 +99,7 @@ def _layer(name: str) -> int:
     prefix = name
     while True:
         for number, layer in enumerate(LAYERS):
-            if prefix in layer and (prefix == name or prefix not in ("lmerge", "lmerge.core")):
+            if prefix in layer and (prefix == name or prefix not in PACKAGE_NAMES):
                 return number
         if "." not in prefix:
             raise AssertionError(f"{name} is in no layer: say in this test where it belongs")
@@ -95,7 +110,7 @@ OURS = [name for name in MODULES if name.split(".")[0] == "lmerge"]
 CORE = [name for name in OURS if name.startswith("lmerge.core.")]
 
 
-@pytest.mark.parametrize("name", CORE + [n for n in OURS if n.count(".") == 1])
+@pytest.mark.parametrize("name", [n for n in OURS if not n.startswith("lmerge.v1.")])
 def test_imports_point_down(name: str) -> None:
     for imported in _imports(name):
         if imported in OURS:
@@ -133,10 +148,25 @@ def test_the_core_opens_nothing_and_prints_nothing(name: str) -> None:
             assert node.func.id not in CORE_MAY_NOT_CALL, f"{name}:{node.lineno}"
 
 
+def test_grpc_stays_at_the_edges() -> None:
+    edges = ("lmerge.wire", "lmerge.client", "lmerge.server", "lmerge.v1", "lmerge.cli")
+    for name in OURS:
+        if any(i.split(".")[0] in ("grpc", "grpc_status") for i in _imports(name)):
+            assert name.startswith(edges), f"{name} imports grpc"
+
+
+def test_clients_need_nothing_of_the_server() -> None:
+    for name in OURS:
+        if name.startswith(("lmerge.client", "lmerge.wire")):
+            assert not any(i.startswith("lmerge.server") for i in _imports(name)), name
+
+
 def test_the_core_knows_nothing_of_what_is_around_it() -> None:
     for name in CORE:
         for imported in _imports(name):
-            assert not imported.startswith(("lmerge.cli", "lmerge.files", "lmerge.server")), name
+            assert not imported.startswith(
+                ("lmerge.cli", "lmerge.files", "lmerge.server", "lmerge.wire")
+            ), name
             assert imported.split(".")[0] not in ("grpc", "pyspark", "kazoo"), name
 
 

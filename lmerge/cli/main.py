@@ -14,7 +14,19 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
-from lmerge.cli import check, demo, gen, merge, tdb
+from lmerge.cli import (
+    attach,
+    check,
+    demo,
+    gen,
+    merge,
+    operate,
+    server,
+    status,
+    subscribe,
+    tdb,
+    top,
+)
 from lmerge.cli.exits import EXIT_HELP, Exit
 from lmerge.cli.reconstitution import ContractError
 from lmerge.cli.terminal import Terminal
@@ -50,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action="version", version=f"lmerge {_version()}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (merge, tdb, check, gen, demo):
+    for command in (
+        merge, tdb, check, gen, demo, server, attach, subscribe, status, top, operate,
+    ):  # fmt: skip
         command.add_to(commands)
     return result
 

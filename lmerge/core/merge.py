@@ -158,10 +158,10 @@ class Merge:
     def skipped(self, name: str, before: int) -> None:
         """A stream has followed feedback: it left out what ends before ``before``."""
         stream = self._stream(name)
-        if before > stream.horizon:
+        if before > self.decided:
             raise ConfigurationError(
-                f"stream {name!r} says that it skipped what ends before {show(before)}, but was"
-                f" told only that nothing before {show(stream.horizon)} is needed"
+                f"stream {name!r} says that it skipped what ends before {show(before)}, but"
+                f" only what ends before {show(self.decided)} is not needed any more"
             )
         stream.skipped = max(stream.skipped, before)
 
@@ -472,6 +472,16 @@ class Merge:
             stalled=self.stalled,
             streams=streams,
         )
+
+    def live_events(self) -> pa.RecordBatch | None:
+        """The output's events that are not fully frozen, as inserts. O(capacity).
+
+        None where the index does not hold them (R0 to R2, and ``final``): there the output is
+        inserts alone, and whoever passes it on can keep those that end at or after its stable.
+        """
+        if self._final or not isinstance(self._algorithm, R3 | R4):
+            return None
+        return self._algorithm.outputs(self.decided).to_arrow(self._element_schema)
 
     def check(self) -> None:
         """Raise InvariantError unless every structure is sound. Slow: for tests."""

@@ -368,6 +368,18 @@ class R3:
             if row[VS] < decided and any(decided <= end < row[WAKE] for end in ends):
                 raise InvariantError(f"in²t: 3: node {f} sleeps past one of its ends")
 
+    def outputs(self, decided: int) -> Batch:
+        """What the output holds from the decided point on, as inserts. O(capacity)."""
+        rows = self.index.table.nodes.rows[self.index.table.live_rows()]
+        rows = rows[rows[:, OUT] != ABSENT]
+        out = Outputs.of(len(rows))
+        out.op[:] = INSERT
+        out.vold[:] = 0
+        columns = ((out.vs, VS), (out.ve, OUT), (out.h1, H1), (out.h2, H2), (out.ref, REF))
+        for column, place in columns:
+            column[:] = rows[:, place]
+        return self.index.batch(out, len(rows))
+
     def save(self) -> dict[str, Any]:
         """The index, compactly."""
         return self.index.save()

@@ -522,6 +522,22 @@ def _contribute(
     return output
 
 
+@compiled
+def _outputs(nodes: Nodes, cells: Cells, m: Int, out: Outputs) -> Int:
+    output = 0
+    for row in range(nodes.state[HIGH]):
+        f = np.int64(row)
+        if nodes.rows[f, REF] == FREE_REF:
+            continue
+        cell = nodes.rows[f, OUT]
+        while cell != _END:
+            if cells.ve[cell] >= m:
+                for _ in range(cells.copies[cell]):
+                    output = _emit(nodes, f, out, output, INSERT, cells.ve[cell], np.int64(0))
+            cell = np.int64(cells.after[cell])
+    return output
+
+
 class R4:
     """The algorithm over its index."""
 
@@ -651,6 +667,12 @@ class R4:
                 raise InvariantError(f"in³t: 2: node {f} is half frozen and not output")
         if cells != int(self.cells.state[_LIVE]):
             raise InvariantError(f"in³t: 1: {cells} cells in lists, not all in use")
+
+    def outputs(self, decided: int) -> Batch:
+        """What the output holds from the decided point on, as inserts. O(capacity)."""
+        out = Outputs.of(self._events())
+        output = _outputs(self.index.table.nodes, self.cells, decided, out)
+        return self.index.batch(out, output)
 
     def save(self) -> dict[str, Any]:
         """The index, and the multisets as lists of ends in the order of nodes and columns."""

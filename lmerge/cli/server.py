@@ -1,0 +1,60 @@
+"""``lmerge server``: merges replicas' streams as a service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from lmerge.cli.exits import Exit
+
+DESCRIPTION = """\
+Serves merges over gRPC: replicas attach, consumers subscribe, operators look and act.
+What was acknowledged survives kill -9; SIGTERM drains, a second one exits at once.
+"""
+
+EPILOG = """\
+example:
+  lmerge server --listen 127.0.0.1:7070 --data-dir data
+  lmerge gen --elements 1000 --streams 1 -o a.jsonl
+  lmerge attach --server 127.0.0.1:7070 --merge m --stream a a.jsonl
+  lmerge subscribe --server 127.0.0.1:7070 --merge m
+
+A configuration file (TOML) says the same and more: merges, limits, TLS, tokens.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "server",
+        help="serve merges over gRPC",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="default 127.0.0.1:7070; port 0: any")
+    parser.add_argument("--data-dir", metavar="DIR", help="logs and snapshots; default lmerge-data")
+    parser.add_argument(
+        "--durability",
+        choices=("fsync", "flush", "none"),
+        help="what an acknowledgement survives: power loss (default), kill -9, nothing",
+    )
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="Prometheus metrics there")
+    parser.add_argument("--log-format", choices=("text", "json"), help="default text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until a signal says stop."""
+    from lmerge.server import config, logs, serving
+
+    names = ("listen", "data_dir", "durability", "metrics_listen", "log_format")
+    said = {name: getattr(arguments, name) for name in names}
+    overrides = {name: value for name, value in said.items() if value is not None}
+    chosen = config.load(arguments.config, overrides)
+    logs.configure(chosen.log_format)
+    asyncio.run(serving.run(chosen))
+    return Exit.OK

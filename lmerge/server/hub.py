@@ -1,0 +1,230 @@
+"""All merges of a server, by name: made by configuration, by operators or by first replicas.
+
+Callers may rely on this: a merge that cannot be opened does not keep the others from being served;
+it is listed with its fault. A merge's directory is made whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from lmerge.core.properties import StreamProperties
+from lmerge.errors import (
+    ConfigurationError,
+    ExistsError,
+    LimitError,
+    LMergeError,
+    NotFoundError,
+    UnavailableError,
+)
+from lmerge.server.config import MergeConfig, ServerConfig, check_name
+from lmerge.server.host import MergeHost
+from lmerge.server.sessions import Sessions
+from lmerge.server.state import begin, complete_options
+from lmerge.v1 import common_pb2, log_pb2
+
+log = logging.getLogger("lmerge.server")
+
+_UNFINISHED: Final = ".new"
+_DOOMED: Final = ".gone"
+
+
+class Served:
+    """A merge, and who is connected to it."""
+
+    def __init__(self, host: MergeHost, sessions: Sessions) -> None:
+        self.host = host
+        self.sessions = sessions
+        host.on_feedback = sessions.feed_back
+
+
+class Hub:
+    """The merges."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.merges: dict[str, Served] = {}
+        self.faults: dict[str, str] = {}  # merges that could not be opened, and why
+        self.observe_commit: Callable[[str, float], None] = lambda merge, seconds: None
+        self.forgotten: Callable[[str], None] = lambda merge: None
+        self._declared: dict[str, MergeConfig] = {merge.name: merge for merge in config.merges}
+        self._durable = config.durability != "none"
+        self._making = asyncio.Lock()
+        self.staged_bytes = 0  # of all streams
+
+    @property
+    def _root(self) -> Path:
+        return self.config.data_dir / "merges"
+
+    async def open(self) -> None:
+        """Opens what is on disk, and makes what the configuration declares with a schema."""
+        if self._durable:
+            self._root.mkdir(parents=True, exist_ok=True)
+            for left in [*self._root.glob(f"*{_UNFINISHED}"), *self._root.glob(f"*{_DOOMED}")]:
+                shutil.rmtree(left)
+            for directory in sorted(self._root.iterdir()):
+                await self._open_one(directory)
+        for declared in self._declared.values():
+            known = declared.name in self.merges or declared.name in self.faults
+            if declared.schema is not None and not known:
+                await self.create(declared.name, declared.options(), declared.schema, None)
+
+    async def _open_one(self, directory: Path) -> None:
+        name = directory.name
+        try:
+            check_name("merge", name)
+            host = await asyncio.to_thread(
+                MergeHost.open, name, directory, self.config.durability, self.config.limits
+            )
+        except LMergeError as error:
+            self.faults[name] = str(error)
+            log.error("merge %s is not served: %s", name, error)
+            return
+        except Exception as error:
+            # Ours is the fault, and the other merges need not suffer from it.
+            self.faults[name] = f"a defect of lmerge: {type(error).__name__}: {error}"
+            log.exception("merge %s is not served", name)
+            return
+        self._serve(host)
+
+    def _serve(self, host: MergeHost) -> Served:
+        served = Served(host, Sessions(host))
+        served.sessions.account = self.stage
+        host.on_commit = lambda seconds: self.observe_commit(host.name, seconds)
+        host.start()
+        self.merges[host.name] = served
+        return served
+
+    def get(self, name: str) -> Served:
+        """The merge of that name; NotFoundError, or UnavailableError when it has a fault."""
+        served = self.merges.get(name)
+        if served is not None:
+            return served
+        if name in self.faults:
+            raise UnavailableError(f"merge {name!r} is not served: {self.faults[name]}")
+        if name in self._declared:
+            raise UnavailableError(f"merge {name!r} begins when its first replica attaches")
+        raise NotFoundError(f"there is no merge {name!r}; there are: {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(sorted(self.merges)[:20]) or "none"
+
+    async def get_or_create(
+        self,
+        name: str,
+        schema: pa.Schema,
+        properties: StreamProperties,
+        options: common_pb2.MergeOptions,
+    ) -> Served:
+        """The merge for a replica that says hello: made for it, if that is allowed."""
+        async with self._making:
+            if name in self.merges or name in self.faults:
+                return self.get(name)
+            declared = self._declared.get(name)
+            if declared is None and not self.config.create_on_attach:
+                raise NotFoundError(
+                    f"there is no merge {name!r}, and replicas may not make one here"
+                    " (create_on_attach is off); there are: " + self._known()
+                )
+            chosen = options if declared is None else declared.options()
+            return await self._create(name, chosen, schema, properties)
+
+    async def create(
+        self,
+        name: str,
+        options: common_pb2.MergeOptions,
+        schema: pa.Schema | None,
+        properties: StreamProperties | None,
+    ) -> None:
+        """A new merge; without a schema it begins with its first replica."""
+        async with self._making:
+            taken = name in self.merges or name in self.faults
+            if taken or (schema is None and name in self._declared):
+                raise ExistsError(f"there is a merge {name!r} already")
+            if schema is None:
+                check_name("merge", name)
+                done = complete_options(options, None)
+                self._declared[name] = MergeConfig(
+                    name,
+                    options.restriction,
+                    done.insert_policy,
+                    done.adjust_policy,
+                    done.stable_lag,
+                    done.divergence,
+                )
+                return
+            await self._create(name, options, schema, properties)
+
+    async def _create(
+        self,
+        name: str,
+        options: common_pb2.MergeOptions,
+        schema: pa.Schema,
+        properties: StreamProperties | None,
+    ) -> Served:
+        check_name("merge", name)
+        if len(self.merges) >= self.config.limits.merges:
+            raise LimitError(f"the server has {self.config.limits.merges} merges: its limit")
+        first = begin(complete_options(options, properties), schema)
+        host = await asyncio.to_thread(self._made, name, first)
+        log.info("merge %s begins (%s)", name, first.options.restriction)
+        return self._serve(host)
+
+    def _made(self, name: str, first: log_pb2.Begin) -> MergeHost:
+        config = self.config
+        if not self._durable:
+            return MergeHost.begin(name, first, None, config.durability, config.limits)
+        unfinished = self._root / f"{name}{_UNFINISHED}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            MergeHost.begin(name, first, unfinished, config.durability, config.limits).abandon()
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        unfinished.rename(self._root / name)
+        return MergeHost.open(name, self._root / name, config.durability, config.limits)
+
+    async def delete(self, name: str) -> None:
+        """Forgets a merge and everything of it."""
+        async with self._making:
+            self._declared.pop(name, None)
+            served = self.merges.pop(name, None)
+            if served is None and self.faults.pop(name, None) is None:
+                raise NotFoundError(f"there is no merge {name!r}; there are: {self._known()}")
+            if served is not None:
+                served.sessions.end_all(NotFoundError(f"merge {name!r} has been deleted"))
+                await served.host.close(snapshot=False)
+            if self._durable and (self._root / name).exists():
+                doomed = self._root / f"{name}{_DOOMED}"
+                (self._root / name).rename(doomed)
+                await asyncio.to_thread(shutil.rmtree, doomed)
+            self.forgotten(name)
+            log.info("merge %s is deleted", name)
+
+    def stage(self, size: int) -> None:
+        """Accounts for bytes that are staged (or, below zero, no longer)."""
+        limit = self.config.limits.staged_bytes
+        if size > 0 and self.staged_bytes + size > limit:
+            raise LimitError(f"the server has {limit} bytes staged: its limit (staged_bytes)")
+        self.staged_bytes += size
+
+    def end_sessions(self, error: LMergeError) -> None:
+        """Ends every call with a reason."""
+        for served in self.merges.values():
+            served.sessions.end_all(error)
+
+    async def close(self) -> None:
+        """Closes every merge; each takes a snapshot first."""
+        for served in list(self.merges.values()):
+            try:
+                await served.host.close()
+            except (LMergeError, ConfigurationError) as error:
+                log.error("merge %s: %s", served.host.name, error)
+        self.merges.clear()

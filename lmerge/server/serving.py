@@ -1,0 +1,195 @@
+"""A server process: from its configuration to its end.
+
+Stages: the merges are opened (replayed), the port is bound, health says SERVING. On SIGTERM or
+SIGINT health says NOT_SERVING, new calls are refused, open ones are told to go elsewhere, what was
+committed is finished, and each merge takes a snapshot. A second signal exits at once: nothing is
+lost by that, the next start replays. Every stage is a line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from lmerge.errors import ConfigurationError, UnavailableError
+from lmerge.server.calls import Desk
+from lmerge.server.config import ServerConfig, address, require_loopback
+from lmerge.server.consumers import Consumers
+from lmerge.server.hub import Hub
+from lmerge.server.metrics import Metrics, Serving
+from lmerge.server.operators import Operators, describe
+from lmerge.server.replicas import Replicas
+from lmerge.server.security import Guard, server_credentials
+from lmerge.v1 import consumer_pb2, operator_pb2, replica_pb2
+from lmerge.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
+from lmerge.v1.replica_pb2_grpc import add_ReplicaServiceServicer_to_server
+
+log = logging.getLogger("lmerge.server")
+
+KEEPALIVE_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+SCRAPE_SECONDS: Final = 5.0
+EXIT_AT_ONCE: Final = 130
+_SERVICES: Final = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (replica_pb2, "ReplicaService"),
+        (consumer_pb2, "ConsumerService"),
+        (operator_pb2, "OperatorService"),
+    )
+)
+
+
+class Server:
+    """One server; :meth:`start`, then :meth:`stop`."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.hub = Hub(config)
+        self.port = 0
+        self._loop = asyncio.get_running_loop()
+        self._metrics = Metrics(self._describe_from_afar)
+        self.hub.observe_commit = self._metrics.observe_commit
+        self.hub.forgotten = self._metrics.forget
+        self._health = health.aio.HealthServicer()
+        self._scrapes: Serving | None = None
+        self._detaching: asyncio.Task[None] | None = None
+        self._grpc: Any = None
+
+    async def start(self) -> None:
+        """Opens the merges and the port."""
+        config = self.config
+        if not config.secured:
+            require_loopback(config.listen)
+        await self.hub.open()
+        limits = config.limits
+        room = limits.message_bytes + (64 << 10)  # a message is a little more than its batch
+        self._grpc = grpc.aio.server(
+            maximum_concurrent_rpcs=limits.sessions,
+            options=[
+                ("grpc.max_receive_message_length", room),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # a port that is taken must be an error
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.max_ping_strikes", 0),
+            ],
+        )
+        desk = Desk(self.hub, Guard(config), self._metrics.refused)
+        add_ReplicaServiceServicer_to_server(Replicas(desk), self._grpc)
+        add_OperatorServiceServicer_to_server(Operators(desk), self._grpc)
+        self._grpc.add_generic_rpc_handlers((_consumer_handlers(Consumers(desk)),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        self.port = self._bind()
+        await self._grpc.start()
+        if config.metrics_listen is not None:
+            self._scrapes = self._metrics.serve(config.metrics_listen)
+            log.info("metrics on http://%s:%d/metrics", address(config.metrics_listen)[0],
+                     self._scrapes.port)  # fmt: skip
+        if config.detach_after_seconds:
+            self._detaching = asyncio.create_task(self._detach_the_silent())
+        for name in ("", *_SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        for caution in config.cautions():
+            log.warning("%s", caution)
+        log.info("listening on %s:%d (%d merges)", address(config.listen)[0], self.port,
+                 len(self.hub.merges))  # fmt: skip
+
+    def _bind(self) -> int:
+        config = self.config
+        try:
+            if config.tls is None:
+                port = self._grpc.add_insecure_port(config.listen)
+            else:
+                port = self._grpc.add_secure_port(config.listen, server_credentials(config.tls))
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on {config.listen}: it is in use, or not an address of this"
+                " machine; choose another with --listen"
+            ) from error
+        return int(port)
+
+    async def stop(self) -> None:
+        """Drains: see the module."""
+        log.info("stopping: no new calls; open ones have %g s", self.config.drain_seconds)
+        await self._health.enter_graceful_shutdown()
+        if self._detaching is not None:
+            self._detaching.cancel()
+        self.hub.end_sessions(UnavailableError("the server is stopping: try again soon"))
+        if self._grpc is not None:
+            await self._grpc.stop(self.config.drain_seconds)
+        await self.hub.close()
+        if self._scrapes is not None:
+            await asyncio.to_thread(self._scrapes.close)
+        log.info("stopped")
+
+    async def _detach_the_silent(self) -> None:
+        """Streams without a session for too long leave; operators' eyes are not needed for it."""
+        from lmerge.server.silence import detach_the_silent
+
+        await detach_the_silent(self.hub, self.config.detach_after_seconds)
+
+    def _describe_from_afar(self) -> list[operator_pb2.DescribeMergeResponse]:
+        """For the metrics' thread: the loop describes, so that nothing changes meanwhile."""
+
+        async def describe_all() -> list[operator_pb2.DescribeMergeResponse]:
+            return [describe(served) for served in self.hub.merges.values()]
+
+        return asyncio.run_coroutine_threadsafe(describe_all(), self._loop).result(SCRAPE_SECONDS)
+
+
+def _consumer_handlers(consumers: Consumers) -> Any:
+    """By hand: entries are sent as they are stored, already serialized."""
+    handlers: dict[str, Any] = {
+        "Subscribe": grpc.stream_stream_rpc_method_handler(
+            consumers.Subscribe,
+            request_deserializer=consumer_pb2.SubscribeRequest.FromString,
+            response_serializer=_serialized,
+        ),
+        "Inspect": grpc.unary_unary_rpc_method_handler(
+            consumers.Inspect,
+            request_deserializer=consumer_pb2.InspectRequest.FromString,
+            response_serializer=consumer_pb2.InspectResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(_SERVICES[1], handlers)
+
+
+def _serialized(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+async def run(config: ServerConfig) -> None:
+    """Serves until a signal says stop."""
+    server = Server(config)
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            log.warning("a second signal: exiting at once")
+            os._exit(EXIT_AT_ONCE)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await server.start()
+    except BaseException:
+        with suppress(Exception):
+            await server.hub.close()
+        raise
+    await stopping.wait()
+    await server.stop()
