@@ -95,6 +95,10 @@ class UnavailableError(LMergeError):
     """The peer is away, stopping or not ready yet: trying again later may help."""
 
 
+class MergeFaultError(LMergeError):
+    """The merge cannot be served, and trying again does not help: an operator must look."""
+
+
 class UnauthenticatedError(LMergeError):
     """The server does not know who is calling."""
 

@@ -55,7 +55,7 @@ def add_to(commands: Any) -> None:
     add = command.add_argument
     add("--merge", required=True, metavar="MERGE", help="the merge's name")
     add("--from", dest="start", default="beginning", metavar="WHERE",
-        help="beginning (default), now (what is live, then the changes), or a position")  # fmt: skip
+        help="beginning (default), now (what is live, then changes), or a position")  # fmt: skip
     add("--delivery", choices=("eager", "consistent", "final"), default="eager",
         help="every change at once (default), whole epochs only, or only what is never "
         "revised")  # fmt: skip

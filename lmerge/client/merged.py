@@ -170,6 +170,12 @@ class MergedReader:
         """How far each server has been read."""
         return {server.name: server.reader.position for server in self._servers}
 
+    @property
+    def states(self) -> dict[str, str]:
+        """What each server is in the merge: joining, joined, quarantined or absent."""
+        known = {} if self._core is None else self._core.streams()
+        return {s.name: known[s.name].value if s.name in known else "absent" for s in self._servers}
+
     async def close(self) -> None:
         """End reading."""
         self._closed = True

@@ -26,9 +26,9 @@ from lmerge.client.connection import (
 )
 from lmerge.client.rows import conformed, elements_schema, payload_of, pieces
 from lmerge.client.writer import FRAME_BYTES
+from lmerge.errors import UnavailableError
 from lmerge.v1 import replica_pb2, replica_pb2_grpc
 from lmerge.wire import PROTOCOL_VERSION
-from lmerge.wire.statuses import error_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ async def stage(
                 for batch in batches:
                     for request in _requests(batch, columns):
                         yield request
-        except Exception as error:  # grpc would say only that the call was cancelled
+        except Exception as error:  # grpc would log it, and say only that the call was cancelled
             faults.append(error)
-            raise
+            call.cancel()
 
     try:
         async with dial(0) as made:
@@ -122,6 +122,7 @@ def stage_sync(
     """The blocking :func:`stage`, for tasks without an event loop."""
     security = security or Security()
     columns = elements_schema(payload_of(schema))
+    call: Any = None
     faults: list[Exception] = []
 
     def requests() -> Iterator[Any]:
@@ -131,17 +132,22 @@ def stage_sync(
                 yield from _requests(batch, columns)
         except Exception as error:
             faults.append(error)
-            raise
+            call.cancel()
 
     channel = None if stubs is not None else open_sync_channel(target, security)
     made: Any = stubs
     if channel is not None:
         made = replica_pb2_grpc.ReplicaServiceStub(channel)
     try:
-        response = made.Stage(requests(), metadata=security.metadata())
-    except grpc.RpcError as error:
-        raise (faults[0] if faults else error_of(error)) from error
+        call = made.Stage.future(requests(), metadata=security.metadata())
+        response = call.result()
+    except (grpc.RpcError, grpc.FutureCancelledError) as error:
+        if faults:
+            raise faults[0] from None
+        raise failure_of(error) or UnavailableError("the call was cancelled") from error
     finally:
+        if call is not None:
+            call.cancel()  # an interrupt ends it as well
         if channel is not None:
             channel.close()
     return Staged(response.rows, response.bytes)

@@ -141,7 +141,7 @@ class Writer:
         self.welcome: Welcome | None = None  # the last one
         self._incarnation = incarnation
         self._from_time = from_time
-        self._properties = properties or StreamProperties()
+        self._properties = properties  # None: what the merge's restriction needs
         self._options = _options(options)
         self._epochs = Unacknowledged()
         self._signal = Signal()
@@ -467,13 +467,7 @@ class Writer:
             incarnation=self._incarnation,
             instance=self.instance,
             schema=schema_bytes(payload_of(self.schema)),
-            properties=common_pb2.StreamProperties(
-                insert_only=self._properties.insert_only,
-                ordered=self._properties.ordered,
-                strictly_increasing=self._properties.strictly_increasing,
-                deterministic_ties=self._properties.deterministic_ties,
-                keyed=self._properties.keyed,
-            ),
+            properties=_properties(self._properties),
             from_time=self._from_time,
             options=self._options,
         )
@@ -544,6 +538,13 @@ class Writer:
 async def _next(answers: Any) -> Any:
     """The next answer; None at the end."""
     return await anext(answers, None)
+
+
+def _properties(given: StreamProperties | None) -> common_pb2.StreamProperties | None:
+    if given is None:
+        return None
+    names = StreamProperties.__slots__
+    return common_pb2.StreamProperties(**{name: getattr(given, name) for name in names})
 
 
 def _options(given: Mapping[str, Any] | None) -> common_pb2.MergeOptions | None:

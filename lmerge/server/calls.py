@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn, Protocol
 
-from lmerge.errors import InvariantError, LMergeError, VersionMismatchError
+from lmerge.errors import InvariantError, LimitError, LMergeError, VersionMismatchError
 from lmerge.server.config import Role
 from lmerge.server.hub import Hub
 from lmerge.server.security import Guard
@@ -41,10 +42,31 @@ class Context(Protocol):
 class Desk:
     """What the services share: the merges, the guard, and how refusals are counted."""
 
-    def __init__(self, hub: Hub, guard: Guard, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        guard: Guard,
+        refused: Callable[[str], None] = lambda code: None,
+        session: Callable[[str], AbstractContextManager[None]] = lambda kind: nullcontext(),
+    ) -> None:
         self.hub = hub
         self._guard = guard
         self._refused = refused
+        self._session = session
+        self._sessions = 0
+
+    @contextmanager
+    def session(self, kind: str) -> Iterator[None]:
+        """A call that stays open, counted; LimitError when there are too many."""
+        limit = self.hub.config.limits.sessions
+        if self._sessions >= limit:
+            raise LimitError(f"the server has {limit} sessions open: its limit (sessions)")
+        self._sessions += 1
+        try:
+            with self._session(kind):
+                yield
+        finally:
+            self._sessions -= 1
 
     def permit(self, context: Context, role: Role, merge: str) -> None:
         """Raise unless the caller may."""
@@ -72,11 +94,14 @@ class Desk:
         except Exception as error:
             await self.refuse(context, error)
 
-    async def streamed(self, context: Context, answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def streamed(
+        self, kind: str, context: Context, answers: AsyncIterator[Any]
+    ) -> AsyncIterator[Any]:
         """The answers of a call with many."""
         try:
-            async for answer in answers:
-                yield answer
+            with self.session(kind):
+                async for answer in answers:
+                    yield answer
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as error:

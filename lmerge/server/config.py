@@ -62,7 +62,7 @@ class Limits:
 
     message_bytes: int = 16 * MIB  # one message of a peer
     epoch_bytes: int = 256 * MIB  # everything written to one epoch
-    window_bytes: int = 64 * MIB  # written by a stream beyond its last acknowledged commit
+    window_bytes: int = 256 * MIB  # written by a stream beyond its last acknowledged commit
     staged_bytes: int = GIB  # staged and not committed, of all streams of the server
     merges: int = 64
     streams: int = 64  # of a merge

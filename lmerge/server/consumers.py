@@ -45,7 +45,9 @@ class Consumers(ConsumerServiceServicer):
         self, requests: AsyncIterator[consumer_pb2.SubscribeRequest], context: Context
     ) -> AsyncIterator[Any]:
         """One consumer's reading; yields messages, serialized or not."""
-        async for answer in self._desk.streamed(context, self._subscribe(requests, context)):
+        async for answer in self._desk.streamed(
+            "consumer", context, self._subscribe(requests, context)
+        ):
             yield answer
 
     async def Inspect(  # noqa: N802  # the contract's name

@@ -33,6 +33,7 @@ from lmerge.errors import (
     JournalDamagedError,
     JournalError,
     LMergeError,
+    MergeFaultError,
     NotFoundError,
     UnavailableError,
 )
@@ -121,10 +122,12 @@ class MergeHost:
     def open(name: str, directory: Path, durability: Durability, limits: Limits) -> MergeHost:
         """The merge that ``directory`` has, as it was; blocks until it is replayed."""
         store = snapshots.Store(directory / "snapshots")
-        arrivals = Journal.open(directory / "arrivals", segment_bytes=limits.segment_bytes)
+        state = store.newest()
+        start = 0 if state is None else state.arrivals
+        arrivals = Journal.open(
+            directory / "arrivals", segment_bytes=limits.segment_bytes, check_from=start
+        )
         try:
-            state = store.newest()
-            start = 0 if state is None else state.arrivals
             if state is not None and start > arrivals.written:
                 # The power failed before the disk had all of a log that was only flushed, and
                 # after it had the snapshot, which says more.
@@ -140,7 +143,11 @@ class MergeHost:
                     f"the log begins with arrival {arrivals.first}, and there is no sound snapshot"
                     " of what came before",
                 )
-            spool = Journal.open(directory / "output", segment_bytes=limits.segment_bytes)
+            spool = Journal.open(
+                directory / "output",
+                segment_bytes=limits.segment_bytes,
+                check_from=0 if state is None else state.sequence,
+            )
         except BaseException:
             arrivals.close()
             raise
@@ -222,7 +229,7 @@ class MergeHost:
     ) -> asyncio.Future[Step]:
         """Takes an arrival into the order of the log now; its step comes later."""
         if self.fault:
-            raise UnavailableError(f"merge {self.name!r} has stopped: {self.fault}")
+            raise MergeFaultError(f"merge {self.name!r} has stopped: {self.fault}")
         if self._closing:
             raise UnavailableError(f"merge {self.name!r} is stopping")
         done: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
@@ -267,7 +274,7 @@ class MergeHost:
                     # taken, so that nothing is made of a state that may be wrong.
                     self.fault = f"{type(error).__name__}: {error}"
                     log.exception("merge %s has stopped", self.name)
-                    _fail(waiting.done, UnavailableError(f"merge {self.name!r} has stopped"))
+                    _fail(waiting.done, MergeFaultError(f"merge {self.name!r} has stopped"))
                     raise
                 await asyncio.sleep(0)
             if self._grown > self._snapshot_after() and not self._snapshot_due.locked():

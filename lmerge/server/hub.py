@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,13 @@ from lmerge.errors import (
     ExistsError,
     LimitError,
     LMergeError,
+    MergeFaultError,
     NotFoundError,
     UnavailableError,
 )
 from lmerge.server.config import MergeConfig, ServerConfig, check_name
 from lmerge.server.host import MergeHost
+from lmerge.server.journal import locked
 from lmerge.server.sessions import Sessions
 from lmerge.server.state import begin, complete_options
 from lmerge.v1 import common_pb2, log_pb2
@@ -57,6 +60,7 @@ class Hub:
         self._declared: dict[str, MergeConfig] = {merge.name: merge for merge in config.merges}
         self._durable = config.durability != "none"
         self._making = asyncio.Lock()
+        self._lock = -1
         self.staged_bytes = 0  # of all streams
 
     @property
@@ -66,7 +70,8 @@ class Hub:
     async def open(self) -> None:
         """Opens what is on disk, and makes what the configuration declares with a schema."""
         if self._durable:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._make_root()
+            self._lock = locked(self.config.data_dir)
             for left in [*self._root.glob(f"*{_UNFINISHED}"), *self._root.glob(f"*{_DOOMED}")]:
                 shutil.rmtree(left)
             for directory in sorted(self._root.iterdir()):
@@ -75,6 +80,15 @@ class Hub:
             known = declared.name in self.merges or declared.name in self.faults
             if declared.schema is not None and not known:
                 await self.create(declared.name, declared.options(), declared.schema, None)
+
+    def _make_root(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot keep data in {self.config.data_dir}: {error.strerror}; choose another"
+                " directory with --data-dir"
+            ) from error
 
     async def _open_one(self, directory: Path) -> None:
         name = directory.name
@@ -103,24 +117,27 @@ class Hub:
         return served
 
     def get(self, name: str) -> Served:
-        """The merge of that name; NotFoundError, or UnavailableError when it has a fault."""
+        """The merge of that name; NotFoundError, or MergeFaultError when it has a fault."""
         served = self.merges.get(name)
         if served is not None:
             return served
         if name in self.faults:
-            raise UnavailableError(f"merge {name!r} is not served: {self.faults[name]}")
+            raise MergeFaultError(f"merge {name!r} is not served: {self.faults[name]}")
         if name in self._declared:
             raise UnavailableError(f"merge {name!r} begins when its first replica attaches")
-        raise NotFoundError(f"there is no merge {name!r}; there are: {self._known()}")
+        raise NotFoundError(f"there is no merge {name!r}{self._known()}")
 
     def _known(self) -> str:
-        return ", ".join(sorted(self.merges)[:20]) or "none"
+        """For whoever mistyped a name; nothing where not everybody may see everything."""
+        if self.config.secured:
+            return ""
+        return "; there are: " + (", ".join(sorted(self.merges)[:20]) or "none")
 
     async def get_or_create(
         self,
         name: str,
         schema: pa.Schema,
-        properties: StreamProperties,
+        properties: StreamProperties | None,
         options: common_pb2.MergeOptions,
     ) -> Served:
         """The merge for a replica that says hello: made for it, if that is allowed."""
@@ -131,7 +148,7 @@ class Hub:
             if declared is None and not self.config.create_on_attach:
                 raise NotFoundError(
                     f"there is no merge {name!r}, and replicas may not make one here"
-                    " (create_on_attach is off); there are: " + self._known()
+                    " (create_on_attach is off)" + self._known()
                 )
             chosen = options if declared is None else declared.options()
             return await self._create(name, chosen, schema, properties)
@@ -197,7 +214,7 @@ class Hub:
             self._declared.pop(name, None)
             served = self.merges.pop(name, None)
             if served is None and self.faults.pop(name, None) is None:
-                raise NotFoundError(f"there is no merge {name!r}; there are: {self._known()}")
+                raise NotFoundError(f"there is no merge {name!r}{self._known()}")
             if served is not None:
                 served.sessions.end_all(NotFoundError(f"merge {name!r} has been deleted"))
                 await served.host.close(snapshot=False)
@@ -228,3 +245,6 @@ class Hub:
             except (LMergeError, ConfigurationError) as error:
                 log.error("merge %s: %s", served.host.name, error)
         self.merges.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

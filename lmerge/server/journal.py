@@ -5,8 +5,9 @@ What callers may rely on:
 - After ``write(sync=True)`` returns, its records survive the loss of power; after
   ``write(sync=False)``, the death of the process.
 - A write that fails leaves nothing behind, and the journal usable (see :meth:`Journal.write`).
-- ``open`` reads every byte kept. It cuts the torn tail of an unfinished write, and refuses
-  any other damage by file and byte: what it accepts is never silently shorter.
+- ``open`` reads every byte from ``check_from`` on, and ``read`` what comes before that. It cuts
+  the torn tail of an unfinished write, and refuses any other damage by file and byte: what it
+  accepts is never silently shorter.
 - ``append``, one ``write``, ``retire`` and any number of ``read`` may run in different threads.
   ``cut``, ``sync`` and ``forget`` may not run during a ``write``, and say so; ``close`` waits.
 
@@ -100,6 +101,7 @@ class _Segment:
     # The sparse index: each of these numbers starts at the offset in the same place.
     numbers: array[int] = field(init=False)
     offsets: array[int] = field(init=False)
+    indexed: bool = True  # whether its records have been looked at
 
     def __post_init__(self) -> None:
         self.end = self.first
@@ -160,16 +162,19 @@ class Journal:
         self.pending_bytes = 0
 
     @staticmethod
-    def open(directory: Path, *, first: int = 0, segment_bytes: int = 64 << 20) -> Journal:
+    def open(
+        directory: Path, *, first: int = 0, segment_bytes: int = 64 << 20, check_from: int = 0
+    ) -> Journal:
         """Check and open what the directory holds; if nothing, start at number ``first``.
 
-        Reads all of it: as long as the disk takes, in the memory of one segment.
+        Reads all of it, as long as the disk takes, in the memory of one segment; but segments
+        wholly before ``check_from`` are checked only when they are read.
         """
         with _explained(directory):
             _make(directory)
-            journal = Journal(directory, segment_bytes, _locked(directory))
+            journal = Journal(directory, segment_bytes, locked(directory))
             try:
-                journal._load(first)
+                journal._load(first, check_from)
             except BaseException:
                 journal.close()
                 raise
@@ -260,8 +265,10 @@ class Journal:
             if start < self.first:
                 raise self._retired(start)
             segment = self._segments[self._holding(start)]
-            entry, size = segment.before(start), segment.size
         try:
+            self._index(segment)
+            with self._state:
+                entry, size = segment.before(start), segment.size
             # By path, each time: whoever retires or writes meanwhile shares no descriptor with us.
             with _explained(segment.path), _reading(segment.path) as descriptor:
                 offset = _find(descriptor, segment, *entry, start)
@@ -316,10 +323,11 @@ class Journal:
 
     # Opening
 
-    def _load(self, first: int) -> None:
+    def _load(self, first: int, check_from: int) -> None:
         paths = sorted(p for p in self._directory.iterdir() if _NAME.fullmatch(p.name))
-        for path in paths:
+        for place, path in enumerate(paths):
             last = path is paths[-1]
+            follower = check_from + 1 if last else int(paths[place + 1].stem)
             if self._segments and path != self._path(self._segments[-1].end):
                 reason = (
                     f"it should start with record {self._segments[-1].end}, which follows the "
@@ -328,6 +336,8 @@ class Journal:
                 raise JournalDamagedError(str(path), 0, reason)
             if last and _unborn(path):
                 self._remove(path)
+            elif follower <= check_from and not (place == len(paths) - 2 and _unborn(paths[-1])):
+                self._segments.append(_glanced(path, follower))
             else:
                 self._segments.append(_scanned(path, last=last))
         if self._segments:
@@ -489,8 +499,22 @@ class Journal:
         """Where the segment is that a number falls in; -1 if before all."""
         return bisect_right(self._segments, number, key=lambda segment: segment.first) - 1
 
+    def _index(self, segment: _Segment) -> None:
+        """Look at the records of a segment that was not looked at when it was opened."""
+        if segment.indexed:
+            return
+        with _explained(segment.path):
+            found = _scanned(segment.path, last=False)
+        if found.end != segment.end:
+            reason = f"its records end before {found.end}, not {segment.end}: some are missing"
+            raise JournalDamagedError(str(segment.path), found.size, reason)
+        with self._state:
+            segment.numbers, segment.offsets = found.numbers, found.offsets
+            segment.size, segment.indexed = found.size, True
+
     def _offset(self, number: int) -> int:
         segment = self._segments[self._holding(number)]
+        self._index(segment)
         with _reading(segment.path) as descriptor:
             return _find(descriptor, segment, *segment.before(number), number)
 
@@ -516,6 +540,15 @@ def _scanned(path: Path, *, last: bool) -> _Segment:
         if last and not _any_header(data, beyond, segment.salt):
             break
         raise _damaged(segment, segment.size, segment.end, last)
+    return segment
+
+
+def _glanced(path: Path, end: int) -> _Segment:
+    """A segment that ends before record ``end``, of which only the header is read now."""
+    with path.open("rb") as file:
+        segment = _segment_of(path, memoryview(file.read(_SEGMENT.size)))
+        segment.size = os.fstat(file.fileno()).st_size
+    segment.end, segment.indexed = end, False
     return segment
 
 
@@ -644,7 +677,8 @@ def _salt() -> bytes:
     return b"\xa5" + os.urandom(3)  # never zeros, which a lost page is made of
 
 
-def _locked(directory: Path) -> int:
+def locked(directory: Path) -> int:
+    """A descriptor that keeps other processes from locking the directory, until it is closed."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -48,7 +48,9 @@ class Replicas(ReplicaServiceServicer):
         self, requests: AsyncIterator[replica_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[replica_pb2.AttachResponse]:
         """A stream's session."""
-        async for answer in self._desk.streamed(context, self._attach(requests, context)):
+        async for answer in self._desk.streamed(
+            "replica", context, self._attach(requests, context)
+        ):
             yield answer
 
     async def Stage(  # noqa: N802  # the contract's name
@@ -90,9 +92,8 @@ class Replicas(ReplicaServiceServicer):
             if not 0 < len(text) <= TEXT_MAX:
                 raise WireError(f"a hello needs {what} of 1 to {TEXT_MAX} characters")
         schema = payload_schema(rows.schema_of(hello.schema))
-        served = await self._desk.hub.get_or_create(
-            hello.merge, schema, properties_of(hello.properties), hello.options
-        )
+        properties = properties_of(hello.properties) if hello.HasField("properties") else None
+        served = await self._desk.hub.get_or_create(hello.merge, schema, properties, hello.options)
         difference = describe_difference(served.host.state.merge.schema, plain(schema))
         if difference:
             raise SchemaMismatchError(
@@ -323,8 +324,9 @@ def _attached(hello: replica_pb2.Hello, session: Session) -> log_pb2.StreamAttac
         lineage=hello.lineage,
         incarnation=session.incarnation,
         instance=session.instance,
-        properties=hello.properties,
     )
+    if hello.HasField("properties"):
+        attached.properties.CopyFrom(hello.properties)
     if hello.HasField("from_time"):
         attached.from_time = hello.from_time
     return attached

@@ -37,6 +37,7 @@ log = logging.getLogger("lmerge.server")
 KEEPALIVE_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
 SCRAPE_SECONDS: Final = 5.0
+SHORT_CALLS_MAX: Final = 256  # at once, beside the sessions: operators, staging tasks, probes
 EXIT_AT_ONCE: Final = 130
 _SERVICES: Final = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -73,7 +74,7 @@ class Server:
         limits = config.limits
         room = limits.message_bytes + (64 << 10)  # a message is a little more than its batch
         self._grpc = grpc.aio.server(
-            maximum_concurrent_rpcs=limits.sessions,
+            maximum_concurrent_rpcs=limits.sessions + SHORT_CALLS_MAX,
             options=[
                 ("grpc.max_receive_message_length", room),
                 ("grpc.max_send_message_length", -1),
@@ -85,7 +86,7 @@ class Server:
                 ("grpc.http2.max_ping_strikes", 0),
             ],
         )
-        desk = Desk(self.hub, Guard(config), self._metrics.refused)
+        desk = Desk(self.hub, Guard(config), self._metrics.refused, self._metrics.session)
         add_ReplicaServiceServicer_to_server(Replicas(desk), self._grpc)
         add_OperatorServiceServicer_to_server(Operators(desk), self._grpc)
         self._grpc.add_generic_rpc_handlers((_consumer_handlers(Consumers(desk)),))

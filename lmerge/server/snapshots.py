@@ -98,11 +98,13 @@ class Store:
         return max(old, default=otherwise)
 
     def thin_out(self, first: int) -> None:
-        """Forgets what is older than output that is kept, and every second one if too many."""
+        """Forgets what is older than output that is kept, and some between if there are many."""
         base = max((e.sequence for e in self._kept if e.sequence <= first), default=0)
         keep = [e for e in self._kept if e.sequence >= base]
         while len(keep) > SNAPSHOTS_MAX:
-            keep = keep[:1] + keep[1:-1][1::2] + keep[-1:]
+            # The one that is missed least: so they stay evenly spread over the output kept.
+            gaps = [keep[i + 1].sequence - keep[i - 1].sequence for i in range(1, len(keep) - 1)]
+            del keep[1 + gaps.index(min(gaps))]
         for gone in set(self._kept) - set(keep):
             gone.path.unlink(missing_ok=True)
         self._kept = keep

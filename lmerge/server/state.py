@@ -139,8 +139,9 @@ class MergeState:
 
     def _attached(self, wanted: log_pb2.StreamAttached, step: Step) -> None:
         since = wanted.from_time if wanted.HasField("from_time") else None
-        properties = properties_of(wanted.properties)
+        said = wanted.HasField("properties")
         required = self.merge.restriction.requires
+        properties = properties_of(wanted.properties) if said else required
         if not properties.covers(required):
             lacking = ", ".join(properties.missing(required))
             raise ConfigurationError(

@@ -41,8 +41,7 @@ def schema_of(data: bytes) -> pa.Schema:
         raise WireError("these bytes are no Arrow schema message")
     if len(schema) > MOST_COLUMNS:
         raise WireError(f"a schema of {len(schema)} columns; at most {MOST_COLUMNS} are taken")
-    for field in schema:
-        _check_type(field.name, field.type, 0)
+    _guarded("schema", lambda: _check_columns(schema))
     return schema
 
 
@@ -112,6 +111,11 @@ def _guarded(what: str, read: Callable[[], Any]) -> Any:
         raise WireError(f"these bytes are no valid Arrow {what}: {reason}") from error
 
 
+def _check_columns(schema: pa.Schema) -> None:
+    for field in schema:
+        _check_type(field.name, field.type, 0)
+
+
 def _check_type(name: str, kind: pa.DataType, depth: int) -> None:
     if depth > MOST_DEPTH:
         raise WireError(f"column {name!r} is nested more than {MOST_DEPTH} deep")
@@ -119,8 +123,18 @@ def _check_type(name: str, kind: pa.DataType, depth: int) -> None:
         raise WireError(f"column {name!r} is dictionary-encoded: send its values")
     if isinstance(kind, pa.BaseExtensionType):
         raise WireError(f"column {name!r} has an extension type: send its storage")
+    if depth and (_is_view(kind) or pa.types.is_run_end_encoded(kind)):
+        # Arrow cannot gather rows of these, and only whole columns are converted.
+        raise WireError(f"column {name!r} is {kind} inside another type: send its values plain")
+    # Arrow takes any bytes for names and zones: reading them says whether they are text.
+    _ = kind.tz if pa.types.is_timestamp(kind) else None
     for place in range(kind.num_fields):
-        _check_type(name, kind.field(place).type, depth + 1)
+        inner = kind.field(place)
+        _check_type(f"{name}.{inner.name}", inner.type, depth + 1)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 # The frame around a batch (Arrow's Message.fbs): continuation, length, a flatbuffer, the body.

@@ -18,7 +18,9 @@ from lmerge import errors
 from lmerge.errors import LMergeError
 
 DOMAIN: Final = "lmerge"
-MOST_TEXT: Final = 4_000  # headers are bounded: a longer message is cut
+# A message travels twice in the headers of an answer, once percent-encoded, and gRPC replaces an
+# answer with headers of more than 8 KiB by RESOURCE_EXHAUSTED: a longer message is cut.
+TEXT_ROOM: Final = 7_000
 
 STATUSES: Final[dict[type[LMergeError], grpc.StatusCode]] = {
     errors.ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -39,6 +41,7 @@ STATUSES: Final[dict[type[LMergeError], grpc.StatusCode]] = {
     errors.JournalRetiredError: grpc.StatusCode.OUT_OF_RANGE,
     errors.JournalFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.JournalDamagedError: grpc.StatusCode.DATA_LOSS,
+    errors.MergeFaultError: grpc.StatusCode.DATA_LOSS,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
@@ -76,13 +79,24 @@ def status_of(error: LMergeError) -> Any:
     info = error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=DOMAIN)
     detail = any_pb2.Any()
     detail.Pack(info)
-    text = str(error)[:MOST_TEXT]
+    text = _cut(str(error))
     number = code_pb2.Code.Value(code.name)
     return rpc_status.to_status(status_pb2.Status(code=number, message=text, details=[detail]))
 
 
+def _cut(text: str) -> str:
+    """As much of the text as there is room for."""
+    room = TEXT_ROOM
+    for place, character in enumerate(text[:TEXT_ROOM]):
+        plain = " " <= character <= "~" and character != "%"
+        room -= 3 if plain else 5 * len(character.encode())
+        if room < 0:
+            return text[:place]
+    return text
+
+
 def error_of(failure: Any) -> LMergeError:
-    """The error that a peer's answer (a grpc.RpcError) stands for; UnavailableError when there was no peer."""
+    """The error that a grpc.RpcError stands for; UnavailableError when there was no peer."""
     code, text = failure.code(), failure.details() or ""
     kind: type[LMergeError] | None = None
     for key, value in failure.trailing_metadata() or ():

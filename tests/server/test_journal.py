@@ -846,3 +846,30 @@ class Model(RuleBasedStateMachine):
 
 
 TestAgainstAPlainList = Model.TestCase
+
+
+def test_what_lies_before_the_place_to_check_from_is_checked_when_it_is_read(
+    tmp_path: Path,
+) -> None:
+    journal = Journal.open(tmp_path / "j", segment_bytes=200)
+    for number in range(20):
+        journal.append(b"%03d" % number * 20)
+        journal.write(journal.take_pending(), sync=False)
+    journal.close()
+    first, second = sorted((tmp_path / "j").glob("*.log"))[:2]
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(JournalDamagedError, match=first.name):
+        Journal.open(tmp_path / "j", segment_bytes=200)
+    journal = Journal.open(tmp_path / "j", segment_bytes=200, check_from=19)
+    try:
+        assert journal.written == 20
+        with pytest.raises(JournalDamagedError, match=first.name):
+            journal.read(0, 1)
+        sound = int(second.stem)
+        assert [bytes(body) for _, body in journal.records(sound)] == [
+            b"%03d" % number * 20 for number in range(sound, 20)
+        ]
+    finally:
+        journal.close()
