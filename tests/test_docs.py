@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.document import core_table
+from lmerge.server.config import load
+from tests.server.serving import server_process
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,6 +41,36 @@ def test_the_shell_examples_print_what_the_readme_shows(tmp_path: Path) -> None:
             timeout=300,
         )
         assert (done.returncode, done.stderr, done.stdout) == (0, "", expected)
+
+
+def test_the_servers_examples_do_what_its_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "server.md").read_text("utf-8")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```json\n(.*?)```", page, re.S):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    [session] = re.findall(r"```console\n(.*?)```", page, re.S)
+    runs = re.findall(r"^\$ lmerge (.*)\n((?:(?!\$ ).*\n)*)", session, re.M)
+    assert len(runs) == 4
+    with server_process(tmp_path / "data") as server:
+        for arguments, expected in runs:
+            said = arguments.replace("127.0.0.1:7070", f"127.0.0.1:{server.port}")
+            done = subprocess.run(
+                [sys.executable, "-m", "lmerge", *shlex.split(said)],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_the_servers_configuration_on_its_page_is_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "server.md").read_text("utf-8")
+    [text] = re.findall(r"<!-- config: loaded by a test -->\n```toml\n(.*?)```", page, re.S)
+    file = tmp_path / "server.toml"
+    file.write_text(text, "utf-8")
+    config = load(file)
+    assert config.merges[0].name == "orders"
+    assert config.limits.retention_bytes == 4 << 30
 
 
 @pytest.mark.parametrize("seed", [7, 1])
