@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from lmerge.errors import InvariantError, LimitError, LMergeError, VersionMismatchError
+import grpc
+from google.protobuf.message import DecodeError
+
+from lmerge.errors import (
+    InvariantError,
+    LimitError,
+    LMergeError,
+    VersionMismatchError,
+    WireError,
+)
 from lmerge.server.config import Role
 from lmerge.server.hub import Hub
 from lmerge.server.security import Guard
@@ -21,6 +30,8 @@ from lmerge.wire import PROTOCOL_VERSION
 from lmerge.wire.statuses import code_of, status_of
 
 log = logging.getLogger("lmerge.server")
+
+_T = TypeVar("_T")
 
 
 class Context(Protocol):
@@ -78,6 +89,8 @@ class Desk:
 
     async def refuse(self, context: Context, error: BaseException) -> NoReturn:
         """Ends the call with what went wrong."""
+        if isinstance(error, DecodeError):
+            error = WireError("these bytes are no message of the contract")
         if isinstance(error, LMergeError) and not isinstance(error, InvariantError):
             log.info("refused %s: %s: %s", context.peer(), type(error).__name__, error)
             told = error
@@ -106,6 +119,42 @@ class Desk:
             raise
         except Exception as error:
             await self.refuse(context, error)
+
+
+class Parsing(grpc.aio.ServerInterceptor):
+    """Bytes that are no message are the caller's fault, and refused as such.
+
+    In calls with one request gRPC itself would parse, and answer UNKNOWN with a class of ours.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """The handler of a call, which is given bytes."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        parse, answer = handler.request_deserializer, handler.unary_unary
+
+        async def parsed(data: bytes, context: Any) -> Any:
+            try:
+                request = parse(data)
+            except DecodeError as error:
+                await self._desk.refuse(context, error)
+            return await answer(request, context)
+
+        return handler._replace(unary_unary=parsed, request_deserializer=None)
+
+
+async def finished(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which goes on when the caller goes away.
+
+    For what changes files: half of it would be in the way of whoever comes next.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 def check_version(version: int) -> None:

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,6 +43,7 @@ from lmerge.server.journal import Journal
 from lmerge.server.output import OutputLog
 from lmerge.server.state import MergeState, Step
 from lmerge.v1 import log_pb2
+from lmerge.wire.envelopes import epoch_parts
 
 log = logging.getLogger("lmerge.server")
 
@@ -225,16 +226,23 @@ class MergeHost:
         return await self.enqueue(arrival, batches)
 
     def enqueue(
-        self, arrival: log_pb2.Arrival, batches: list[pa.RecordBatch] | None = None
+        self,
+        arrival: log_pb2.Arrival,
+        batches: list[pa.RecordBatch] | None = None,
+        data: Sequence[bytes] = (),
     ) -> asyncio.Future[Step]:
-        """Takes an arrival into the order of the log now; its step comes later."""
+        """Takes an arrival into the order of the log now; its step comes later.
+
+        An epoch's batches come beside it: decoded, and as bytes for the log.
+        """
         if self.fault:
             raise MergeFaultError(f"merge {self.name!r} has stopped: {self.fault}")
         if self._closing:
             raise UnavailableError(f"merge {self.name!r} is stopping")
         done: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         if self._journal is not None:
-            self._journal.append(arrival.SerializeToString())
+            parts = epoch_parts(arrival.epoch, data) if data else [arrival.SerializeToString()]
+            self._journal.append(*parts)
         self._unfinished.add(done)
         done.add_done_callback(self._unfinished.discard)
         self._waiting.append(_Waiting(arrival, batches, done, time.perf_counter()))

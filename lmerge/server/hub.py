@@ -35,8 +35,9 @@ from lmerge.v1 import common_pb2, log_pb2
 
 log = logging.getLogger("lmerge.server")
 
-_UNFINISHED: Final = ".new"
-_DOOMED: Final = ".gone"
+REASON_MAX: Final = 1_000
+_UNFINISHED: Final = "~new"  # no name of a merge has a ~: what ends so is nobody's
+_DOOMED: Final = "~gone"
 
 
 class Served:
@@ -46,6 +47,13 @@ class Served:
         self.host = host
         self.sessions = sessions
         host.on_feedback = sessions.feed_back
+
+    async def detach(self, stream: str, reason: str) -> None:
+        """A stream leaves the merge; what it has staged is dropped."""
+        detached = log_pb2.StreamDetached(stream=stream, reason=reason[:REASON_MAX])
+        await self.host.submit(log_pb2.Arrival(detached=detached))
+        self.sessions.drop_staged(stream)
+        log.info("merge %s: stream %s has left: %s", self.host.name, stream, reason)
 
 
 class Hub:
@@ -67,6 +75,11 @@ class Hub:
     def _root(self) -> Path:
         return self.config.data_dir / "merges"
 
+    @property
+    def _promised(self) -> Path:
+        """Merges that operators made, and that begin with their first replica."""
+        return self.config.data_dir / "declared"
+
     async def open(self) -> None:
         """Opens what is on disk, and makes what the configuration declares with a schema."""
         if self._durable:
@@ -76,9 +89,14 @@ class Hub:
                 shutil.rmtree(left)
             for directory in sorted(self._root.iterdir()):
                 await self._open_one(directory)
+            for file in sorted(self._promised.glob("*.options")):
+                options = common_pb2.MergeOptions.FromString(file.read_bytes())
+                self._declared.setdefault(file.stem, _declared(file.stem, options))
         for declared in self._declared.values():
             known = declared.name in self.merges or declared.name in self.faults
-            if declared.schema is not None and not known:
+            if known:
+                self._compare(declared)
+            elif declared.schema is not None:
                 await self.create(declared.name, declared.options(), declared.schema, None)
 
     def _make_root(self) -> None:
@@ -89,6 +107,20 @@ class Hub:
                 f"cannot keep data in {self.config.data_dir}: {error.strerror}; choose another"
                 " directory with --data-dir"
             ) from error
+
+    def _compare(self, declared: MergeConfig) -> None:
+        """A merge keeps the options that it began with, whatever is declared now: say so."""
+        served = self.merges.get(declared.name)
+        if served is None:
+            return
+        wanted, found = declared.options(), served.host.state.options
+        for name in ("restriction", "insert_policy", "adjust_policy", "stable_lag", "divergence"):
+            mine, theirs = getattr(wanted, name), getattr(found, name)
+            if mine not in ("", theirs):
+                log.warning(
+                    "merge %s was begun with %s %s and keeps it; the configuration says %s",
+                    declared.name, name, theirs, mine,
+                )  # fmt: skip
 
     async def _open_one(self, directory: Path) -> None:
         name = directory.name
@@ -167,15 +199,11 @@ class Hub:
                 raise ExistsError(f"there is a merge {name!r} already")
             if schema is None:
                 check_name("merge", name)
-                done = complete_options(options, None)
-                self._declared[name] = MergeConfig(
-                    name,
-                    options.restriction,
-                    done.insert_policy,
-                    done.adjust_policy,
-                    done.stable_lag,
-                    done.divergence,
-                )
+                self._declared[name] = _declared(name, options)
+                if self._durable:
+                    self._promised.mkdir(exist_ok=True)
+                    file = self._promised / f"{name}.options"
+                    file.write_bytes(options.SerializeToString())
                 return
             await self._create(name, options, schema, properties)
 
@@ -211,9 +239,11 @@ class Hub:
     async def delete(self, name: str) -> None:
         """Forgets a merge and everything of it."""
         async with self._making:
-            self._declared.pop(name, None)
+            declared = self._declared.pop(name, None)
+            if declared is not None and self._durable:
+                (self._promised / f"{name}.options").unlink(missing_ok=True)
             served = self.merges.pop(name, None)
-            if served is None and self.faults.pop(name, None) is None:
+            if served is None and self.faults.pop(name, None) is None and declared is None:
                 raise NotFoundError(f"there is no merge {name!r}{self._known()}")
             if served is not None:
                 served.sessions.end_all(NotFoundError(f"merge {name!r} has been deleted"))
@@ -248,3 +278,15 @@ class Hub:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _declared(name: str, options: common_pb2.MergeOptions) -> MergeConfig:
+    whole = complete_options(options, None)
+    return MergeConfig(
+        name,
+        options.restriction,
+        whole.insert_policy,
+        whole.adjust_policy,
+        whole.stable_lag,
+        whole.divergence,
+    )

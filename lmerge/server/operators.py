@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lmerge.errors import ConfigurationError, DetachedError, NotFoundError
-from lmerge.server.calls import Context, Desk
+from lmerge.server.calls import Context, Desk, finished
 from lmerge.server.hub import Served
 from lmerge.server.sessions import Traffic
 from lmerge.times import BEGINNING
@@ -40,7 +40,8 @@ class Operators(OperatorServiceServicer):
         async def create() -> operator_pb2.CreateMergeResponse:
             self._desk.permit(context, "operator", request.name)
             schema = rows.schema_of(request.schema) if request.schema else None
-            await self._desk.hub.create(request.name, request.options, schema, None)
+            hub = self._desk.hub
+            await finished(hub.create(request.name, request.options, schema, None))
             return operator_pb2.CreateMergeResponse()
 
         return await self._desk.answered(context, create())
@@ -50,7 +51,7 @@ class Operators(OperatorServiceServicer):
 
         async def delete() -> operator_pb2.DeleteMergeResponse:
             self._desk.permit(context, "operator", request.name)
-            await self._desk.hub.delete(request.name)
+            await finished(self._desk.hub.delete(request.name))
             return operator_pb2.DeleteMergeResponse()
 
         return await self._desk.answered(context, delete())
@@ -112,7 +113,7 @@ class Operators(OperatorServiceServicer):
         """A snapshot now."""
 
         async def snapshot(served: Served) -> operator_pb2.TakeSnapshotResponse:
-            arrival, size = await served.host.snapshot()
+            arrival, size = await finished(served.host.snapshot())
             return operator_pb2.TakeSnapshotResponse(arrival=arrival, bytes=size)
 
         return await self._act(context, request.merge, snapshot)
@@ -139,8 +140,7 @@ class Operators(OperatorServiceServicer):
         return await self._desk.answered(context, permitted())
 
     async def _leave(self, served: Served, stream: str, reason: str) -> None:
-        detached = log_pb2.StreamDetached(stream=stream, reason=reason[:1000])
-        await served.host.submit(log_pb2.Arrival(detached=detached))
+        await served.detach(stream, reason)
         session = served.sessions.holder(stream)
         if session is not None:
             session.end(DetachedError(f"stream {stream!r} has left the merge: {reason}"))

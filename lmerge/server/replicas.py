@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from lmerge.core.batch import describe_difference, payload_schema, plain
+from lmerge.core.streams import StreamState
 from lmerge.errors import (
     ConfigurationError,
     DetachedError,
@@ -21,7 +23,7 @@ from lmerge.errors import (
     SchemaMismatchError,
     WireError,
 )
-from lmerge.server.calls import Context, Desk, check_version
+from lmerge.server.calls import Context, Desk, check_version, finished
 from lmerge.server.config import check_name
 from lmerge.server.host import MergeHost
 from lmerge.server.hub import Served
@@ -31,11 +33,14 @@ from lmerge.times import BEGINNING
 from lmerge.v1 import log_pb2, replica_pb2
 from lmerge.v1.replica_pb2_grpc import ReplicaServiceServicer
 from lmerge.wire import PROTOCOL_VERSION, rows
+from lmerge.wire.envelopes import Written
 
 log = logging.getLogger("lmerge.server")
 
-COUNTERS_MAX = 64
-TEXT_MAX = 1_000
+COUNTERS_MAX: Final = 64
+TEXT_MAX: Final = 1_000
+ANSWERS_MAX: Final = 1_024  # not taken by the peer: then its commits wait
+COMMIT_BYTES: Final = 16 << 10  # what a commit counts for beside its batches: empty ones wait, too
 
 
 class Replicas(ReplicaServiceServicer):
@@ -86,14 +91,19 @@ class Replicas(ReplicaServiceServicer):
             served.sessions.release(session)
 
     async def _merge_for(self, hello: replica_pb2.Hello) -> Served:
-        """The merge that a hello is for; refused unless its stream fits into it."""
+        """The merge that a hello is for; refused unless its stream fits into it.
+
+        All of that before the stream is taken over: a hello in error must not end the session of
+        a holder that is in order.
+        """
         check_name("stream", hello.stream)
         for what, text in (("lineage", hello.lineage), ("instance", hello.instance)):
             if not 0 < len(text) <= TEXT_MAX:
                 raise WireError(f"a hello needs {what} of 1 to {TEXT_MAX} characters")
         schema = payload_schema(rows.schema_of(hello.schema))
         properties = properties_of(hello.properties) if hello.HasField("properties") else None
-        served = await self._desk.hub.get_or_create(hello.merge, schema, properties, hello.options)
+        hub = self._desk.hub
+        served = await finished(hub.get_or_create(hello.merge, schema, properties, hello.options))
         difference = describe_difference(served.host.state.merge.schema, plain(schema))
         if difference:
             raise SchemaMismatchError(
@@ -103,6 +113,14 @@ class Replicas(ReplicaServiceServicer):
         if wanted and wanted != chosen:
             raise ConfigurationError(
                 f"merge {hello.merge!r} is {chosen}, and the hello asks for {wanted}"
+            )
+        served.host.state.require(hello.stream, properties)
+        known = served.host.state.streams.get(hello.stream)
+        ended = known is not None and known.lineage == hello.lineage and not known.attached
+        if ended and not hello.HasField("from_time"):
+            raise DetachedError(
+                f"stream {hello.stream!r} was detached, and what it sent is forgotten: begin a new"
+                " lineage, or say from which time on its further elements are right (from_time)"
             )
         attached = served.host.state.streams
         limit = served.host.limits.streams
@@ -146,10 +164,12 @@ class _Call:
     """A session's loops."""
 
     def __init__(self, served: Served, session: Session) -> None:
+        self._served = served
         self._host = served.host
         self._sessions = served.sessions
         self._session = session
-        self._answers: asyncio.Queue[replica_pb2.AttachResponse | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[replica_pb2.AttachResponse | None]
+        self._answers = asyncio.Queue(ANSWERS_MAX)
         self._commits: asyncio.Queue[tuple[int, int, Any]] = asyncio.Queue()
         self._underway = 0  # bytes of commits that are not acknowledged
         self._room = asyncio.Event()
@@ -159,14 +179,7 @@ class _Call:
         """Makes the stream this session's, and says where it is to go on."""
         host, session = self._host, self._session
         record = host.state.streams.get(hello.stream)
-        if record is not None and record.lineage != hello.lineage:
-            record = None  # another lineage is another physical stream
-        if record is not None and not record.attached and not hello.HasField("from_time"):
-            raise DetachedError(
-                f"stream {hello.stream!r} was detached, and what it sent is forgotten: begin a new"
-                " lineage, or say from which time on its further elements are right (from_time)"
-            )
-        if record is not None and record.attached:
+        if record is not None and record.attached and record.lineage == hello.lineage:
             await host.submit(
                 log_pb2.Arrival(
                     incarnation=log_pb2.IncarnationTaken(
@@ -208,19 +221,25 @@ class _Call:
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         ends: list[asyncio.Future[Any]] = [*self._tasks, self._session.ended]
         for end in ends:
-            end.add_done_callback(lambda _: self._answers.put_nowait(None))
+            end.add_done_callback(lambda _: self._look())
         while True:
             answer = await self._answers.get()
             if answer is not None:
                 yield answer
                 if answer.WhichOneof("response") == "detached":
                     return
-                continue
+                if not self._answers.empty():
+                    continue
             for end in ends:
                 if end.done():
                     end.result()  # raises what ended it
             if self._tasks[0].done() and self._commits.empty() and not self._underway:
                 return
+
+    def _look(self) -> None:
+        """Has :meth:`answers` look who has ended; when the queue is full it will by itself."""
+        with suppress(asyncio.QueueFull):
+            self._answers.put_nowait(None)
 
     def stop(self) -> None:
         """Ends the loops. What is enqueued for the log is logged all the same."""
@@ -229,10 +248,14 @@ class _Call:
 
     async def _receive(self, requests: Any) -> None:
         async for request in requests:
+            if isinstance(request, Written):
+                batch = _decoded(request.batch, self._host)
+                self._sessions.write(self._session, request.epoch, request.batch, batch)
+                continue
             kind = request.WhichOneof("request")
             if kind == "write":
-                batch = _decoded(request.write.batch, self._host)
-                self._sessions.write(self._session, request.write.epoch, request.write.batch, batch)
+                epoch, data = request.write.epoch, request.write.batch
+                self._sessions.write(self._session, epoch, data, _decoded(data, self._host))
             elif kind == "commit":
                 await self._commit(request.commit)
             elif kind == "abort":
@@ -242,7 +265,7 @@ class _Call:
             else:
                 raise WireError(f"a session takes no {kind or 'empty message'} here")
         # The replica has finished sending: what is on its way is acknowledged still.
-        self._answers.put_nowait(None)
+        self._look()
 
     async def _commit(self, commit: replica_pb2.Commit) -> None:
         session = self._session
@@ -251,19 +274,22 @@ class _Call:
         self._note(commit)
         keys = [(part.partition, part.attempt) for part in commit.parts]
         expected = commit.rows if commit.HasField("rows") else None
+        follows = session.last_epoch
         staged = self._sessions.staged_for(session, commit.epoch, keys, expected)
         if staged is None:
             self._commits.put_nowait((commit.epoch, 0, None))
             return
         epoch = log_pb2.EpochCommitted(stream=session.stream, epoch=commit.epoch)
-        epoch.batches.extend(staged.data)
+        if follows is not None:
+            epoch.follows = follows
         if commit.HasField("stable"):
             epoch.stable = commit.stable
         if commit.HasField("skipped_before"):
             epoch.skipped_before = commit.skipped_before
-        done = self._host.enqueue(log_pb2.Arrival(epoch=epoch), staged.batches)
-        self._underway += staged.size
-        self._commits.put_nowait((commit.epoch, staged.size, done))
+        done = self._host.enqueue(log_pb2.Arrival(epoch=epoch), staged.batches, staged.data)
+        size = staged.size + COMMIT_BYTES
+        self._underway += size
+        self._commits.put_nowait((commit.epoch, size, done))
         while self._underway > self._host.limits.window_bytes:
             self._sessions.traffic[session.stream].held_back += 1
             self._room.clear()
@@ -280,40 +306,39 @@ class _Call:
             epoch, size, done = await self._commits.get()
             if done is not None:
                 await done
+            await self._answers.put(
+                replica_pb2.AttachResponse(acknowledged=self._acknowledged(epoch))
+            )
             self._underway -= size
             self._room.set()
-            stream = _statistics(self._host, self._session.stream)
-            self._answers.put_nowait(
-                replica_pb2.AttachResponse(
-                    acknowledged=replica_pb2.Acknowledged(
-                        epoch=epoch, state=stream.state, reason=stream.reason[:TEXT_MAX]
-                    )
-                )
-            )
             if self._tasks[0].done():
-                self._answers.put_nowait(None)
+                self._look()
+
+    def _acknowledged(self, epoch: int) -> replica_pb2.Acknowledged:
+        state = self._host.state.merge.streams().get(self._session.stream)
+        if state is None:
+            raise DetachedError(f"stream {self._session.stream!r} has left the merge")
+        said = replica_pb2.Acknowledged(epoch=epoch, state=state.value)
+        if state is StreamState.QUARANTINED:
+            # Only then: all statistics for each of many small epochs cost as much as merging them.
+            said.reason = _statistics(self._host, self._session.stream).reason[:TEXT_MAX]
+        return said
 
     async def _pass_on_feedback(self) -> None:
         session = self._session
         while True:
             await session.news.wait()
             session.news.clear()
-            if session.horizon is not None and self._answers.qsize() < 64:
+            if session.horizon is not None:
                 before, session.horizon = session.horizon, None
                 self._sessions.traffic[session.stream].feedback_sent += 1
-                self._answers.put_nowait(
+                await self._answers.put(
                     replica_pb2.AttachResponse(feedback=replica_pb2.Feedback(before=before))
                 )
 
     async def _detach(self, reason: str) -> None:
-        stream = self._session.stream
-        await self._host.submit(
-            log_pb2.Arrival(
-                detached=log_pb2.StreamDetached(stream=stream, reason=reason[:TEXT_MAX])
-            )
-        )
-        log.info("merge %s: stream %s has left: %s", self._host.name, stream, reason)
-        self._answers.put_nowait(
+        await self._served.detach(self._session.stream, reason)
+        await self._answers.put(
             replica_pb2.AttachResponse(detached=replica_pb2.Detached(reason=reason))
         )
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from lmerge.errors import ConfigurationError, UnavailableError
-from lmerge.server.calls import Desk
+from lmerge.server.calls import Desk, Parsing
 from lmerge.server.config import ServerConfig, address, require_loopback
 from lmerge.server.consumers import Consumers
 from lmerge.server.hub import Hub
@@ -30,7 +30,7 @@ from lmerge.server.replicas import Replicas
 from lmerge.server.security import Guard, server_credentials
 from lmerge.v1 import consumer_pb2, operator_pb2, replica_pb2
 from lmerge.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from lmerge.v1.replica_pb2_grpc import add_ReplicaServiceServicer_to_server
+from lmerge.wire.envelopes import attach_request
 
 log = logging.getLogger("lmerge.server")
 
@@ -73,7 +73,9 @@ class Server:
         await self.hub.open()
         limits = config.limits
         room = limits.message_bytes + (64 << 10)  # a message is a little more than its batch
+        desk = Desk(self.hub, Guard(config), self._metrics.refused, self._metrics.session)
         self._grpc = grpc.aio.server(
+            interceptors=(Parsing(desk),),
             maximum_concurrent_rpcs=limits.sessions + SHORT_CALLS_MAX,
             options=[
                 ("grpc.max_receive_message_length", room),
@@ -86,8 +88,7 @@ class Server:
                 ("grpc.http2.max_ping_strikes", 0),
             ],
         )
-        desk = Desk(self.hub, Guard(config), self._metrics.refused, self._metrics.session)
-        add_ReplicaServiceServicer_to_server(Replicas(desk), self._grpc)
+        self._grpc.add_generic_rpc_handlers((_replica_handlers(Replicas(desk)),))
         add_OperatorServiceServicer_to_server(Operators(desk), self._grpc)
         self._grpc.add_generic_rpc_handlers((_consumer_handlers(Consumers(desk)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
@@ -149,6 +150,23 @@ class Server:
             return [describe(served) for served in self.hub.merges.values()]
 
         return asyncio.run_coroutine_threadsafe(describe_all(), self._loop).result(SCRAPE_SECONDS)
+
+
+def _replica_handlers(replicas: Replicas) -> Any:
+    """By hand: the rows in a request are not copied by protobuf."""
+    handlers: dict[str, Any] = {
+        "Attach": grpc.stream_stream_rpc_method_handler(
+            replicas.Attach,
+            request_deserializer=attach_request,
+            response_serializer=replica_pb2.AttachResponse.SerializeToString,
+        ),
+        "Stage": grpc.stream_unary_rpc_method_handler(
+            replicas.Stage,
+            request_deserializer=replica_pb2.StageRequest.FromString,
+            response_serializer=replica_pb2.StageResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(_SERVICES[0], handlers)
 
 
 def _consumer_handlers(consumers: Consumers) -> Any:

@@ -7,16 +7,12 @@ a member for ever. The clock is injected; the detach is an arrival like any othe
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from lmerge.errors import LMergeError
 from lmerge.server.hub import Hub
-from lmerge.v1 import log_pb2
-
-log = logging.getLogger("lmerge.server")
 
 
 async def detach_the_silent(
@@ -40,7 +36,5 @@ async def detach_the_silent(
             if clock() - since < seconds or name not in hub.merges:
                 continue
             reason = f"no session for {seconds:g} s"
-            detached = log_pb2.StreamDetached(stream=stream, reason=reason)
             with suppress(LMergeError):
-                await hub.merges[name].host.submit(log_pb2.Arrival(detached=detached))
-                log.info("merge %s: stream %s has left: %s", name, stream, reason)
+                await hub.merges[name].detach(stream, reason)

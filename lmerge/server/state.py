@@ -29,11 +29,12 @@ from lmerge.core.output import Feedback, Gap, Notice, Output
 from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.properties import Restriction, StreamProperties, choose
 from lmerge.elements import Stable
-from lmerge.errors import ConfigurationError, NotFoundError, SnapshotError
+from lmerge.errors import ConfigurationError, EpochOrderError, NotFoundError, SnapshotError
 from lmerge.server.live import LiveInserts
 from lmerge.times import BEGINNING
 from lmerge.v1 import common_pb2, consumer_pb2, log_pb2
 from lmerge.wire import rows
+from lmerge.wire.envelopes import entry_response
 
 ENTRY_BYTES: Final = 2 << 20  # about how large a batch of the output is at most
 _MAGIC: Final = b"lmerge snapshot 1\n"
@@ -128,6 +129,12 @@ class MergeState:
         record = self._record(epoch.stream)
         if record.last_epoch is not None and epoch.epoch <= record.last_epoch:
             return
+        follows = epoch.follows if epoch.HasField("follows") else None
+        if follows != record.last_epoch:
+            raise EpochOrderError(
+                f"epoch {epoch.epoch} of stream {epoch.stream!r} was to follow {follows}, which was"
+                f" refused; the last is {record.last_epoch}"
+            )
         if batches is None:
             batches = [rows.batch_of(data, self.elements) for data in epoch.batches]
         if epoch.HasField("skipped_before"):
@@ -140,14 +147,8 @@ class MergeState:
     def _attached(self, wanted: log_pb2.StreamAttached, step: Step) -> None:
         since = wanted.from_time if wanted.HasField("from_time") else None
         said = wanted.HasField("properties")
-        required = self.merge.restriction.requires
-        properties = properties_of(wanted.properties) if said else required
-        if not properties.covers(required):
-            lacking = ", ".join(properties.missing(required))
-            raise ConfigurationError(
-                f"the merge is {self.merge.restriction.value}, and stream {wanted.stream!r} does"
-                f" not promise what that needs: {lacking}"
-            )
+        properties = properties_of(wanted.properties) if said else None
+        self.require(wanted.stream, properties)
         known = self.streams.get(wanted.stream)
         if known is not None and known.attached:
             # Another lineage under the same name: another physical stream.
@@ -156,6 +157,16 @@ class MergeState:
         self.streams[wanted.stream] = StreamRecord(
             wanted.lineage, wanted.incarnation, wanted.instance
         )
+
+    def require(self, stream: str, properties: StreamProperties | None) -> None:
+        """Raise ConfigurationError unless a stream promises what the restriction needs."""
+        required = self.merge.restriction.requires
+        if properties is not None and not properties.covers(required):
+            lacking = ", ".join(properties.missing(required))
+            raise ConfigurationError(
+                f"the merge is {self.merge.restriction.value}, and stream {stream!r} does not"
+                f" promise what that needs: {lacking}"
+            )
 
     def _record(self, stream: str) -> StreamRecord:
         record = self.streams.get(stream)
@@ -187,7 +198,7 @@ class MergeState:
         elif isinstance(part, Gap):
             entry.gap.start, entry.gap.end = part.start, part.end
         else:
-            entry.batch = rows.batch_bytes(part).to_pybytes()
+            return entry_response(entry, rows.batch_bytes(part))
         return consumer_pb2.SubscribeResponse(entry=entry).SerializeToString()
 
     def position(self, sequence: int) -> common_pb2.Position:

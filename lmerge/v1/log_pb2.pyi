@@ -68,18 +68,20 @@ class IncarnationTaken(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., incarnation: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class EpochCommitted(_message.Message):
-    __slots__ = ("stream", "epoch", "stable", "skipped_before", "batches")
+    __slots__ = ("stream", "epoch", "stable", "skipped_before", "batches", "follows")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STABLE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     epoch: int
     stable: int
     skipped_before: int
     batches: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, stream: _Optional[str] = ..., epoch: _Optional[int] = ..., stable: _Optional[int] = ..., skipped_before: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    follows: int
+    def __init__(self, stream: _Optional[str] = ..., epoch: _Optional[int] = ..., stable: _Optional[int] = ..., skipped_before: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ..., follows: _Optional[int] = ...) -> None: ...
 
 class StreamDetached(_message.Message):
     __slots__ = ("stream", "reason")
