@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,5 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = {name: value for name, value in said.items() if value is not None}
     chosen = config.load(arguments.config, overrides)
     logs.configure(chosen.log_format)
-    asyncio.run(serving.run(chosen))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serving.run(chosen))
     return Exit.OK
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, which takes a third off a small message's latency; None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -361,15 +361,17 @@ class Reader:
         shown = after if said.complete or not grouped else self._resume
         kind = said.WhichOneof("part")
         item: Item
+        size = 0
         if kind == "batch":
-            item = Elements(batch_of(said.batch, self.schema), shown, said.complete)
+            data = said.batch  # once: protobuf copies it at every look
+            size, item = len(data), Elements(batch_of(data, self.schema), shown, said.complete)
         elif kind == "stable":
             item = StablePoint(said.stable, shown, said.complete)
         elif kind == "gap":
             item = Gap(said.gap.start, said.gap.end, shown, said.complete)
         else:
             raise WireError("an entry of the output holds nothing known")
-        self._hold(item, len(said.batch))
+        self._hold(item, size)
         if said.complete or not grouped:
             self._release(after)
 

@@ -54,8 +54,9 @@ from lmerge.errors import (
     VersionMismatchError,
     WireError,
 )
-from lmerge.v1 import common_pb2, replica_pb2, replica_pb2_grpc
+from lmerge.v1 import common_pb2, replica_pb2
 from lmerge.wire import PROTOCOL_VERSION
+from lmerge.wire.envelopes import write_request
 from lmerge.wire.rows import schema_bytes
 
 WINDOW_BYTES: Final = 64 << 20
@@ -126,7 +127,8 @@ class Writer:
         self._security = security or Security()
         self._retry = retry or Retry()
         targets = () if stubs is not None else targets_of(target, self._security)
-        self._dial = dialling(targets, self._security, replica_pb2_grpc.ReplicaServiceStub, stubs)
+        self._dial = dialling(targets, self._security, _Stubs, stubs)
+        self._serialized = stubs is None  # others' stubs take messages
         self.merge = merge
         self.stream = stream
         self.instance = instance or str(uuid.uuid4())
@@ -203,8 +205,7 @@ class Writer:
         for count, data in pieces(rows, most):
             size = data.size + FRAME_BYTES
             await self._room(size, open_epoch.size)
-            write = replica_pb2.Write(epoch=number, batch=data.to_pybytes())
-            self._epochs.add(open_epoch, replica_pb2.AttachRequest(write=write), size, count)
+            self._epochs.add(open_epoch, write_request(number, data), size, count)
             self._signal.notify()
 
     @overload
@@ -428,7 +429,10 @@ class Writer:
             await self._signal.until(lambda: session.over or self._has_next(session))
             if session.over:
                 return
-            yield self._next_request(session)
+            request = self._next_request(session)
+            if isinstance(request, bytes) and not self._serialized:
+                request = replica_pb2.AttachRequest.FromString(request)
+            yield request
 
     def _has_next(self, session: _Session) -> bool:
         if not session.welcomed:
@@ -533,6 +537,22 @@ class Writer:
         self._detached = True
         self.state = "detached"
         self._fail(DetachedError("the stream has left the merge, as it was asked to"))
+
+
+class _Stubs:
+    """The generated stubs, but that a request may be serialized already: rows are large."""
+
+    def __init__(self, channel: Any) -> None:
+        name = replica_pb2.DESCRIPTOR.services_by_name["ReplicaService"].full_name
+        self.Attach = channel.stream_stream(
+            f"/{name}/Attach",
+            request_serializer=_bytes_of,
+            response_deserializer=replica_pb2.AttachResponse.FromString,
+        )
+
+
+def _bytes_of(request: Any) -> bytes:
+    return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 async def _next(answers: Any) -> Any:

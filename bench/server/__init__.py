@@ -1,0 +1,1 @@
+"""The server's benchmarks: ``python -m bench.server``."""
