@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from lmerge.core.identity import KEY_BYTES, Identity
+from lmerge.core.imprints import Imprints
 from lmerge.core.merge import Merge
 from lmerge.errors import ConfigurationError
 
@@ -332,3 +333,54 @@ def test_rows_made_to_look_alike_do_not_collide() -> None:
     assert len(set(h1.tolist())) == len(set(h2.tolist())) == count, "columns that add up"
     words = pa.array([f"{n:017d}" for n in range(count)])
     assert len({h1 for h1, _ in fingerprints(words)}) == count, "strings"
+
+
+# -- imprints
+
+
+def imprints(column: pa.Array, key: bytes = KEY, name: str = "c") -> list[Fingerprint]:
+    batch = pa.RecordBatch.from_arrays([column], names=[name])
+    low, high = Imprints(Identity(key)).of(batch)
+    return [(int(a), int(b)) for a, b in zip(low, high, strict=True)]
+
+
+@pytest.mark.parametrize("number", range(len(DIFFERENT)), ids=lambda n: str(DIFFERENT[n][0]))
+def test_rows_have_equal_imprints_exactly_when_they_are_equal(number: int) -> None:
+    kind, values = DIFFERENT[number]
+    twice = [*values, *reversed(values)]
+    whole = array(kind, twice)
+    found = imprints(whole)
+    assert _classes(found) == _classes(twice), kind
+    for start in range(len(whole)):
+        assert imprints(whole.slice(start, 3)) == found[start : start + 3], f"{kind} at {start}"
+
+
+def test_imprints_tell_strings_of_all_lengths_and_places_apart() -> None:
+    lengths = [*range(70), *range(1000, 1050), 2047, 2048, 2049, 5000]
+    values = [bytes(length) for length in lengths]
+    for length in (1, 8, 15, 16, 17, 24, 31, 32, 33, 1023, 1024, 1025, 3000):
+        for place in {0, length // 2, length - 1}:
+            values.append(bytes(place) + b"\1" + bytes(length - place - 1))
+    values = list(dict.fromkeys(values))
+    found = imprints(pa.array(values, pa.binary()))
+    assert len(set(found)) == len(values)
+    assert imprints(pa.array(values, pa.large_binary())) == found
+    # The last value of a buffer has nothing behind it that could be read.
+    for value, expected in zip(values, found, strict=True):
+        assert imprints(pa.array([b"\xff" * 3, value], pa.binary()))[1] == expected
+
+
+def test_imprints_tell_columns_apart_and_depend_on_the_key() -> None:
+    one, two = pa.array([1, 2]), pa.array([2, 1])
+    make = Imprints(Identity(KEY)).of
+    low, high = (h.copy() for h in make(pa.RecordBatch.from_pydict({"a": one, "b": two})))
+    assert (low[0], high[0]) != (low[1], high[1])
+    other, _ = make(pa.RecordBatch.from_pydict({"b": two, "a": one}))
+    assert other.tolist() == low.tolist()
+    assert imprints(one, bytes(32)) != imprints(one)
+    assert [len(h) for h in make(pa.RecordBatch.from_pydict({"a": one[:0]}))] == [0, 0]
+    assert [h.tolist() for h in make(no_columns(2))] == [[0, 0], [0, 0]]
+
+
+def no_columns(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.nulls(rows)})

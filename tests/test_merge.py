@@ -480,7 +480,7 @@ def test_a_stream_cannot_have_skipped_what_it_was_not_told_to() -> None:
     for stream in ("a", "b"):
         merge.attach(stream)
     send(merge, "a", stable(10))
-    with pytest.raises(ConfigurationError, match="nothing before 10 is needed"):
+    with pytest.raises(ConfigurationError, match="what ends before 10 is not needed"):
         merge.skipped("b", 11)
 
 

@@ -271,8 +271,8 @@ def _with_json(change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(SnapshotError, match="format 2; this version reads 1"):
-        Merge.restore(_with_json(lambda head: head.update(format=2)))
+    with pytest.raises(SnapshotError, match="format 1; this version reads 2"):
+        Merge.restore(_with_json(lambda head: head.update(format=1)))
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -174,7 +174,8 @@ class Source:
 
     path: str
     stream: str
-    only: str | None
+    only: str | None  # the name that was asked for
+    found: str | None = None  # or else the one that the lines have
     from_time: int | None = None  # what its attach says
     detached: bool = False  # whether it ends with a detach
 
@@ -192,22 +193,24 @@ class Source:
 
     def _is_own(self, part: Part, beside: list[Part]) -> bool:
         name = part.stream
+        if self.only is not None:
+            return name == self.only
         if name is None:
-            return self.only is None
-        if self.only is None:
+            return True
+        if self.found is None:
             named = {other.stream for other in beside}
-            self.only = self.stream if self.stream in named else name
-        if name != self.only and self.only != self.stream:
+            self.found = self.stream if self.stream in named else name
+        if name != self.found and self.found != self.stream:
             raise InputError(
                 self.path,
                 int(part.lines[0]),
-                f"lines of several streams ({self.only!r}, {name!r}): say with --in which to send",
+                f"lines of several streams ({self.found!r}, {name!r}): say with --in which to send",
             )
-        return name == self.only
+        return name == self.found
 
     def _control(self, item: Control) -> None:
         change = item.change
-        if change.stream not in (None, self.only or self.stream):
+        if change.stream not in (None, self.only or self.found or self.stream):
             return
         if isinstance(change, Attach):
             self.from_time = change.from_time if self.from_time is None else self.from_time

@@ -76,6 +76,7 @@ class Layout:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema  # of the payload, plain
         self.encoded = False  # whether what came last is not
+        self.as_output = False  # whether what came last has the very schema of the output
         self._seen: pa.Schema | None = None
         self._places: tuple[list[int], list[int]] = ([], [])
 
@@ -100,6 +101,9 @@ class Layout:
         difference = describe_difference(self.schema, plain(payload))
         if difference:
             raise SchemaMismatchError(f"the payload's columns are not the merge's: {difference}")
+        wanted = element_schema(self.schema)
+        ordered = pa.schema([found.field(name) for name in wanted.names], found.metadata)
+        self.as_output = ordered.equals(wanted, check_metadata=True)
         names = self.schema.names
         return (
             [found.get_field_index(name) for name in ELEMENT_COLUMNS],
@@ -107,22 +111,26 @@ class Layout:
         )
 
 
-def _values(batch: pa.RecordBatch, place: int) -> Any:
+def _values(batch: pa.RecordBatch, place: int, kind: Any) -> Any:
     """A column of numbers without nulls, as NumPy sees it."""
     column = batch.column(place)
     if column.null_count:
         name = batch.schema.names[place]
         raise SchemaMismatchError(f"column {name!r} must not contain nulls")
-    kind: Any = np.int8 if column.type == _KIND else np.int64
-    if not len(column):
+    rows = len(column)
+    if not rows:
         return _NO_OPS if kind is np.int8 else _NO_TIMES
-    start = column.offset * kind().itemsize
-    return np.frombuffer(column.buffers()[1], kind, len(column), start)
+    start = column.offset if kind is np.int8 else 8 * column.offset
+    return np.frombuffer(column.buffers()[1], kind, rows, start)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The columns of some elements of one stream; ``h1``, ``h2`` fingerprint the payloads."""
+    """The columns of some elements of one stream; ``h1``, ``h2`` hash the payloads.
+
+    They are fingerprints where the algorithm goes by them (R3, R4), else imprints, and empty when
+    nobody asks for them.
+    """
 
     op: Int8s
     vs: Int64s
@@ -131,6 +139,8 @@ class Batch:
     payload: pa.RecordBatch
     h1: Int64s
     h2: Int64s
+    source: pa.RecordBatch | None = None  # the same elements, when they came as they can go
+    inserts_only: bool = False  # known to be
 
     def __len__(self) -> int:
         return len(self.op)
@@ -139,15 +149,18 @@ class Batch:
     def of(batch: pa.RecordBatch, layout: Layout) -> Batch:
         """The columns of ``batch``; fingerprints come later."""
         places, payload = layout.places(batch.schema)
-        op, vs, ve, vold = (_values(batch, place) for place in places)
+        op, *times = places
+        vs, ve, vold = (_values(batch, place, np.int64) for place in times)
         rows = batch.select(payload)
         if layout.encoded:
             columns = [_decoded(c, f) for c, f in zip(rows.columns, layout.schema, strict=True)]
             rows = pa.RecordBatch.from_arrays(columns, schema=layout.schema)
-        return Batch(op, vs, ve, vold, rows, _NO_HASHES, _NO_HASHES)
+        ops = _values(batch, op, np.int8)
+        source = batch.select([*places, *payload]) if layout.as_output else None
+        return Batch(ops, vs, ve, vold, rows, _NO_HASHES, _NO_HASHES, source)
 
     def fingerprint(self, hashes: tuple[Words, Words]) -> None:
-        """Set the payloads' fingerprints (below 2⁶¹, so that they are int64 as well)."""
+        """Set the payloads' hashes."""
         self.h1, self.h2 = (h.view(np.int64) for h in hashes)
 
     def head(self, rows: int) -> Batch:
@@ -158,14 +171,17 @@ class Batch:
 
     def rows(self, which: slice) -> Batch:
         """A range of the elements, without copying."""
+        rows = which.stop - which.start
         return Batch(
             self.op[which],
             self.vs[which],
             self.ve[which],
             self.vold[which],
-            self.payload.slice(which.start, which.stop - which.start),
+            self.payload.slice(which.start, rows),
             self.h1[which],
             self.h2[which],
+            None if self.source is None else self.source.slice(which.start, rows),
+            self.inserts_only,
         )
 
     def choose(self, rows: Int64s) -> Batch:
@@ -187,6 +203,7 @@ class Batch:
             take(self.payload, rows),
             self.h1[rows] if len(self.h1) else self.h1,
             self.h2[rows] if len(self.h2) else self.h2,
+            inserts_only=self.inserts_only,
         )
 
     def element(self, row: int) -> Element:
@@ -196,6 +213,8 @@ class Batch:
 
     def to_arrow(self, schema: pa.Schema) -> pa.RecordBatch:
         """The record batch; ``schema`` is that of the elements with this payload."""
+        if self.source is not None:
+            return self.source
         times = [pa.array(column) for column in (self.op, self.vs, self.ve, self.vold)]
         return pa.RecordBatch.from_arrays([*times, *self.payload.columns], schema=schema)
 

@@ -3,8 +3,10 @@
 An event adds its hash to the interval of its ``ve``; an adjust subtracts it from the old end's
 and adds to the new one's. Sums modulo 2⁶⁴ do not depend on order or on the revisions on the way,
 so once a stream and the output are both stable past an interval, unequal sums prove that they
-contain different events, and equal sums that they do not (with probability 1 − 2⁻⁶⁴ for events
-chosen without knowledge of the merge's key).
+contain different events. Equal sums mean that they do not, for events chosen without knowledge of
+the merge's key, as far as payloads have different hashes (:mod:`lmerge.core.identity` and
+:mod:`lmerge.core.imprints` bound that) and the mixing of these behaves like a random function: then
+they are equal by chance with probability 2⁻⁶⁴.
 
 Intervals have one width for all, a power of two. It starts at 1 and doubles whenever more than
 ``MOST_INTERVALS`` are open: digests of joined intervals are sums of digests, so nothing is lost
@@ -36,10 +38,10 @@ CLOSED: Final = 2  # intervals that end at or before this were dropped
 
 
 class Intervals(NamedTuple):
-    """The arrays, as compiled code takes them. Column 0 is the output's, then one a stream."""
+    """The arrays, as compiled code takes them. Row 0 of the sums is the output's."""
 
     numbers: Int64s  # open addressing by interval number
-    sums: npt.NDArray[np.uint64]  # [places, 1 + streams]
+    sums: npt.NDArray[np.uint64]  # [1 + streams, places]
     state: Int64s
     spare_numbers: Int64s  # room to rebuild
     spare_sums: npt.NDArray[np.uint64]
@@ -55,11 +57,16 @@ def _event_hash(h1: Int, h2: Int, vs: Int, ve: Int) -> Word:
 
 
 @compiled
+def _first_place(number: Int, mask: Int) -> Int:
+    # Open intervals are mostly neighbours: by their low bits they do not collide.
+    return (number ^ (number >> np.int64(11))) & mask
+
+
+@compiled
 def _place(numbers: Int64s, number: Int) -> Int:
     """Where an interval is, or the empty place where it would be."""
-    # Open intervals are mostly neighbours: by their low bits they do not collide.
     mask = np.int64(numbers.size - 1)
-    place = (number ^ (number >> np.int64(11))) & mask
+    place = _first_place(number, mask)
     while numbers[place] != NO_INTERVAL and numbers[place] != number:
         place = (place + 1) & mask
     return place
@@ -72,9 +79,10 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
     for i in range(numbers.size):
         old_numbers[i] = numbers[i]
         numbers[i] = NO_INTERVAL
-        for column in range(sums.shape[1]):
-            old_sums[i, column] = sums[i, column]
-            sums[i, column] = 0
+    for column in range(sums.shape[0]):
+        for i in range(numbers.size):
+            old_sums[column, i] = sums[column, i]
+            sums[column, i] = 0
     width = state[SHIFT]
     aligned = (closable >> width) << width
     state[CLOSED] = max(state[CLOSED], aligned)
@@ -88,8 +96,8 @@ def _rebuild(intervals: Intervals, closable: Int, coarser: Int) -> None:
         if numbers[place] == NO_INTERVAL:
             numbers[place] = number
             state[OPEN] += 1
-        for column in range(sums.shape[1]):
-            sums[place, column] += old_sums[i, column]
+        for column in range(sums.shape[0]):
+            sums[column, place] += old_sums[column, i]
 
 
 @compiled
@@ -110,6 +118,17 @@ def _opened(intervals: Intervals, ve: Int, closable: Int) -> Int:
 
 
 @compiled
+def _found(intervals: Intervals, ve: Int, shift: Int, closable: Int) -> Word:
+    """Like :func:`_opened`, and quick for an interval that is where it is looked for first."""
+    number = ve >> shift
+    mask = np.int64(intervals.numbers.size - 1)
+    place = np.uint64(_first_place(number, mask))  # unsigned: no test for places below 0
+    if intervals.numbers[place] != number:
+        place = np.uint64(_opened(intervals, ve, closable))
+    return place
+
+
+@compiled
 def _digest(
     intervals: Intervals,
     column: Int,
@@ -122,32 +141,56 @@ def _digest(
     floor: Int,
     closable: Int,
 ) -> None:
-    numbers, sums, state = intervals.numbers, intervals.sums, intervals.state
-    place = np.int64(0)  # neighbours often end in the same interval: look there first
+    sums, state = intervals.sums[column], intervals.state
     for i in range(op.size):
         if op[i] == ADJUST and vold[i] != INFINITY and vold[i] >= floor:
-            if numbers[place] != vold[i] >> state[SHIFT]:
-                place = _opened(intervals, vold[i], closable)
-            sums[place, column] -= _event_hash(h1[i], h2[i], vs[i], vold[i])
+            place = _found(intervals, vold[i], state[SHIFT], closable)
+            sums[place] -= _event_hash(h1[i], h2[i], vs[i], vold[i])
         appears = op[i] == INSERT or (op[i] == ADJUST and ve[i] != vs[i])
         if appears and ve[i] != INFINITY and ve[i] >= floor:
-            if numbers[place] != ve[i] >> state[SHIFT]:
-                place = _opened(intervals, ve[i], closable)
-            sums[place, column] += _event_hash(h1[i], h2[i], vs[i], ve[i])
+            place = _found(intervals, ve[i], state[SHIFT], closable)
+            sums[place] += _event_hash(h1[i], h2[i], vs[i], ve[i])
+
+
+@compiled
+def _digest_inserts(
+    intervals: Intervals,
+    column: Int,
+    vs: Int64s,
+    ve: Int64s,
+    h1: Int64s,
+    h2: Int64s,
+    floor: Int,
+    closable: Int,
+    first: Int,
+    last: Int,
+) -> None:
+    """:func:`_digest` for inserts alone, of which ``[first, last)`` are the output's as well."""
+    own, output, state = intervals.sums[column], intervals.sums[0], intervals.state
+    for i in range(vs.size):
+        end = ve[i]
+        is_output = first <= i < last
+        if end == INFINITY or (end < floor and not is_output):
+            continue
+        place = _found(intervals, end, state[SHIFT], closable)
+        event = _event_hash(h1[i], h2[i], vs[i], end)
+        if end >= floor:
+            own[place] += event
+        if is_output:
+            output[place] += event
 
 
 @compiled
 def _compare(intervals: Intervals, column: Int, low: Int, high: Int, differing: Int64s) -> Any:
     """Of the intervals inside ``[low, high)``: how many agree, and which do not."""
     numbers, sums, state = intervals.numbers, intervals.sums, intervals.state
+    lowest, highest = low >> state[SHIFT], high >> state[SHIFT]
     agreeing = 0
     count = 0
     for i in range(numbers.size):
-        if numbers[i] == NO_INTERVAL:
+        if numbers[i] == NO_INTERVAL or numbers[i] < lowest or numbers[i] >= highest:
             continue
-        if numbers[i] < (low >> state[SHIFT]) or numbers[i] >= (high >> state[SHIFT]):
-            continue
-        if sums[i, column] == sums[i, 0]:
+        if sums[column, i] == sums[0, i]:
             agreeing += 1
         else:
             differing[count] = numbers[i]
@@ -160,7 +203,7 @@ class Digests:
 
     def __init__(self, streams: int = 2) -> None:
         numbers = np.full(_PLACES, NO_INTERVAL, dtype=np.int64)
-        sums = np.zeros((_PLACES, 1 + streams), dtype=np.uint64)
+        sums = np.zeros((1 + streams, _PLACES), dtype=np.uint64)
         state = np.array([0, 0, BEGINNING], dtype=np.int64)
         self.intervals = Intervals(numbers, sums, state, numbers.copy(), sums.copy())
 
@@ -182,11 +225,11 @@ class Digests:
     def attach(self, slot: int) -> None:
         """Give ``slot`` an empty column."""
         sums = self.intervals.sums
-        if slot + 1 >= sums.shape[1]:
-            wider = np.zeros((_PLACES, slot + 2 + slot // 4), dtype=np.uint64)
-            wider[:, : sums.shape[1]] = sums
+        if slot + 1 >= sums.shape[0]:
+            wider = np.zeros((slot + 2 + slot // 4, _PLACES), dtype=np.uint64)
+            wider[: sums.shape[0]] = sums
             self.intervals = self.intervals._replace(sums=wider, spare_sums=wider.copy())
-        self.intervals.sums[:, slot + 1] = 0
+        self.intervals.sums[slot + 1] = 0
 
     def add(self, column: int, e: Batch, floor: int, closable: int) -> None:
         """Add a stream's elements (column 0: the output's) with ends from ``floor`` on.
@@ -194,6 +237,17 @@ class Digests:
         Everybody has passed ``closable``: intervals before it may be dropped.
         """
         _digest(self.intervals, column, e.op, e.vs, e.ve, e.vold, e.h1, e.h2, floor, closable)
+
+    def add_inserts(
+        self, column: int, e: Batch, floor: int, closable: int, first: int, last: int
+    ) -> None:
+        """:meth:`add` a stream's inserts, and those in ``[first, last)`` to the output's digests.
+
+        The output has no floor: it never goes back below what was closed.
+        """
+        _digest_inserts(
+            self.intervals, column, e.vs, e.ve, e.h1, e.h2, floor, closable, first, last
+        )
 
     @property
     def shift(self) -> int:
@@ -221,7 +275,7 @@ class Digests:
     def sum_of(self, slot: int | None, start: int) -> int:
         """A column's digest of the interval that begins at ``start``."""
         place = _place(self.intervals.numbers, np.int64(start >> int(self.intervals.state[SHIFT])))
-        return int(self.intervals.sums[place, 0 if slot is None else slot + 1])
+        return int(self.intervals.sums[0 if slot is None else slot + 1, place])
 
     def fill(self, numbers: Int64s, sums: npt.NDArray[np.uint64], state: Int64s) -> None:
         """Hold exactly these intervals."""
@@ -229,4 +283,4 @@ class Digests:
         for number, row in zip(numbers, sums, strict=True):
             place = _place(self.intervals.numbers, number)
             self.intervals.numbers[place] = number
-            self.intervals.sums[place] = row
+            self.intervals.sums[:, place] = row

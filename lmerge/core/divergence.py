@@ -54,15 +54,24 @@ class Divergence:
             stream.judged = stream.floor
             self._closable = min(self._closable, stream.judged)
 
-    def add(self, stream: Stream | None, elements: Batch) -> None:
-        """Count elements of a stream, or (None) of the output."""
+    def add(
+        self, stream: Stream | None, elements: Batch, output: tuple[int, int] | None = None
+    ) -> None:
+        """Count elements of a stream, or (None) of the output.
+
+        ``output`` is the range of a stream's inserts that are the output's as well, if one is.
+        """
         if not self.on:
             return
         if stream is None:
             # The output never goes back below what was closed: nothing of it is left out.
             self.digests.add(0, elements, BEGINNING, self._closable)
-        else:
+        elif output is None:
             self.digests.add(stream.slot + 1, elements, stream.floor, self._closable)
+        else:
+            self.digests.add_inserts(
+                stream.slot + 1, elements, stream.floor, self._closable, *output
+            )
 
     def judge(self, streams: Collection[Stream], out_stable: int) -> list[Verdict]:
         """Compare what has become comparable."""
@@ -132,7 +141,7 @@ class Divergence:
         used = np.flatnonzero(numbers != NO_INTERVAL)
         return {
             "digests.numbers": numbers[used],
-            "digests.sums": sums[used],
+            "digests.sums": np.ascontiguousarray(sums[:, used].T),
             "digests.state": state,
             "contested": self._contested,
             "closable": self._closable,

@@ -37,16 +37,16 @@ BLOCK_WORDS: Final = 128
 _NH_WORDS: Final = BLOCK_WORDS + 2  # the second NH uses the key shifted by one pair (Toeplitz)
 # Numbers modulo p a column has for each of its two hashes: four for a block's parts (or a fixed
 # value's), one for the length, one for null, one for the polynomial.
-_PER_HASH: Final = 7
-_LENGTH, _NULL, _STEP = 4, 5, 6
+PER_HASH: Final = 7
+_LENGTH, _NULL, STEP = 4, 5, 6
 KEY_BYTES: Final = 32
 # Where a value is in a row: names, for fields of structs their number, None for a list's values.
 Path: TypeAlias = tuple[str | int | None, ...]
-_NO_MASK: Final = np.zeros(0, dtype=np.bool_)
+NO_MASK: Final = np.zeros(0, dtype=np.bool_)
 
 
 @compiled
-def _reduce(low: Word, high: Word) -> Word:
+def reduce(low: Word, high: Word) -> Word:
     """``high:low`` modulo 2⁶¹ − 1."""
     r = (low & PRIME) + ((low >> np.uint64(61)) | (high << np.uint64(3)))
     r = (r & PRIME) + (r >> np.uint64(61))
@@ -54,13 +54,14 @@ def _reduce(low: Word, high: Word) -> Word:
 
 
 @compiled
-def _add(a: Word, b: Word) -> Word:
+def add_modulo(a: Word, b: Word) -> Word:
+    """``a + b`` modulo 2⁶¹ − 1, of numbers below it."""
     r = a + b
     return r - PRIME if r >= PRIME else r
 
 
 @compiled
-def _parts(low: Word, high: Word, keys: Words, at: Int, length: Word) -> Word:
+def parts(low: Word, high: Word, keys: Words, at: Int, length: Word) -> Word:
     """128 bits and a length, as one number modulo p."""
     half = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
@@ -69,7 +70,7 @@ def _parts(low: Word, high: Word, keys: Words, at: Int, length: Word) -> Word:
     a, b = multiply_add(a, b, high & half, keys[at + 2])
     a, b = multiply_add(a, b, high >> shift, keys[at + 3])
     a, b = multiply_add(a, b, length, keys[at + _LENGTH])
-    return _reduce(a, b)
+    return reduce(a, b)
 
 
 @compiled
@@ -77,43 +78,38 @@ def _halves(value: Word, keys: Words, at: Int) -> Word:
     """64 bits as one number modulo p."""
     a, b = multiply_add(np.uint64(0), np.uint64(0), value & np.uint64(0xFFFFFFFF), keys[at])
     a, b = multiply_add(a, b, value >> np.uint64(32), keys[at + 1])
-    return _reduce(a, b)
+    return reduce(a, b)
 
 
 @compiled
 def _hash_words(values: Words, valid: Any, keys: Words, h1: Words, h2: Words) -> None:
-    """Adds a column of 64-bit values to the rows' hashes (to the first, if ``h2`` is empty)."""
-    both = h2.size > 0
+    """Adds a column of 64-bit values to the rows' hashes."""
     for i in range(values.size):
         if valid.size > 0 and not valid[i]:
-            h1[i] = _add(h1[i], keys[_NULL])
-            if both:
-                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            h1[i] = add_modulo(h1[i], keys[_NULL])
+            h2[i] = add_modulo(h2[i], keys[PER_HASH + _NULL])
             continue
-        h1[i] = _add(h1[i], _halves(values[i], keys, 0))
-        if both:
-            h2[i] = _add(h2[i], _halves(values[i], keys, _PER_HASH))
+        h1[i] = add_modulo(h1[i], _halves(values[i], keys, 0))
+        h2[i] = add_modulo(h2[i], _halves(values[i], keys, PER_HASH))
 
 
 @compiled
 def _hash_bytes(
     data: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
+    offsets: Any,  # of 32 or 64 bits
     valid: npt.NDArray[np.bool_],
     nh: Words,
     keys: Words,
     h1: Words,
     h2: Words,
 ) -> None:
-    """Adds a column of byte strings to the rows' hashes (to the first, if ``h2`` is empty)."""
-    both = h2.size > 0
+    """Adds a column of byte strings to the rows' hashes."""
     zero = np.uint64(0)
     two = np.int64(2)
     for i in range(offsets.size - 1):
         if valid.size > 0 and not valid[i]:
-            h1[i] = _add(h1[i], keys[_NULL])
-            if both:
-                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            h1[i] = add_modulo(h1[i], keys[_NULL])
+            h2[i] = add_modulo(h2[i], keys[PER_HASH + _NULL])
             continue
         position = np.int64(offsets[i])
         end = np.int64(offsets[i + 1])
@@ -129,36 +125,31 @@ def _hash_bytes(
                 w0 = load_word(data, position)
                 w1 = load_word(data, position + np.int64(8))
                 a1, b1 = multiply_add(a1, b1, w0 + nh[k], w1 + nh[k + 1])
-                if both:
-                    a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
+                a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
                 position += np.int64(16)
                 k += two
             if k < BLOCK_WORDS and position < end:  # what is left of the value, padded with 0
-                w0 = _tail(data, position, end)
-                w1 = _tail(data, position + np.int64(8), end)
+                w0 = tail_word(data, position, end)
+                w1 = tail_word(data, position + np.int64(8), end)
                 a1, b1 = multiply_add(a1, b1, w0 + nh[k], w1 + nh[k + 1])
-                if both:
-                    a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
+                a2, b2 = multiply_add(a2, b2, w0 + nh[k + 2], w1 + nh[k + 3])
                 position = end
             last = position >= end
             count = length if last else zero
-            x1 = _add(x1, _parts(a1, b1, keys, 0, count))
-            if both:
-                x2 = _add(x2, _parts(a2, b2, keys, _PER_HASH, count))
+            x1 = add_modulo(x1, parts(a1, b1, keys, 0, count))
+            x2 = add_modulo(x2, parts(a2, b2, keys, PER_HASH, count))
             if last:
                 break
-            c, d = multiply_add(zero, zero, x1, keys[_STEP])
-            x1 = _reduce(c, d)
-            if both:
-                c, d = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
-                x2 = _reduce(c, d)
-        h1[i] = _add(h1[i], x1)
-        if both:
-            h2[i] = _add(h2[i], x2)
+            c, d = multiply_add(zero, zero, x1, keys[STEP])
+            x1 = reduce(c, d)
+            c, d = multiply_add(zero, zero, x2, keys[PER_HASH + STEP])
+            x2 = reduce(c, d)
+        h1[i] = add_modulo(h1[i], x1)
+        h2[i] = add_modulo(h2[i], x2)
 
 
 @compiled
-def _tail(data: npt.NDArray[np.uint8], position: Int, end: Int) -> Word:
+def tail_word(data: npt.NDArray[np.uint8], position: Int, end: Int) -> Word:
     """The word at ``position``, with 0 for every byte from ``end`` on."""
     left = end - position
     if left <= 0:
@@ -185,26 +176,22 @@ def _hash_lists(
     h2: Words,
 ) -> None:
     """Adds a column of lists, whose values have the hashes ``c1``, ``c2``, to the rows'."""
-    both = h2.size > 0
     zero = np.uint64(0)
     for i in range(offsets.size - 1):
         if valid.size > 0 and not valid[i]:
-            h1[i] = _add(h1[i], keys[_NULL])
-            if both:
-                h2[i] = _add(h2[i], keys[_PER_HASH + _NULL])
+            h1[i] = add_modulo(h1[i], keys[_NULL])
+            h2[i] = add_modulo(h2[i], keys[PER_HASH + _NULL])
             continue
         length = np.uint64(offsets[i + 1] - offsets[i])
-        x1 = _parts(zero, zero, keys, 0, length)
-        x2 = _parts(zero, zero, keys, _PER_HASH, length)
+        x1 = parts(zero, zero, keys, 0, length)
+        x2 = parts(zero, zero, keys, PER_HASH, length)
         for j in range(offsets[i], offsets[i + 1]):
-            a, b = multiply_add(zero, zero, x1, keys[_STEP])
-            x1 = _add(_reduce(a, b), c1[j])
-            if both:
-                a, b = multiply_add(zero, zero, x2, keys[_PER_HASH + _STEP])
-                x2 = _add(_reduce(a, b), c2[j])
-        h1[i] = _add(h1[i], x1)
-        if both:
-            h2[i] = _add(h2[i], x2)
+            a, b = multiply_add(zero, zero, x1, keys[STEP])
+            x1 = add_modulo(reduce(a, b), c1[j])
+            a, b = multiply_add(zero, zero, x2, keys[PER_HASH + STEP])
+            x2 = add_modulo(reduce(a, b), c2[j])
+        h1[i] = add_modulo(h1[i], x1)
+        h2[i] = add_modulo(h2[i], x2)
 
 
 def require(schema: pa.Schema) -> None:
@@ -214,10 +201,10 @@ def require(schema: pa.Schema) -> None:
 
 
 def _require(kind: pa.DataType) -> None:
-    if _form(kind) is _Form.STRUCT:
+    if form_of(kind) is Form.STRUCT:
         for field in kind:
             _require(field.type)
-    elif _form(kind) is _Form.LIST:
+    elif form_of(kind) is Form.LIST:
         for child in (
             [kind.key_type, kind.item_type] if pa.types.is_map(kind) else [kind.value_type]
         ):
@@ -235,30 +222,29 @@ class Identity:
         if len(key) != KEY_BYTES:
             raise ConfigurationError(f"an identity key has {KEY_BYTES} bytes, not {len(key)}")
         self.key = key
-        self._nh = self._random_words(b"nh", _NH_WORDS)
+        self._nh = self.random_words(b"nh", _NH_WORDS)
         self._keys: dict[Path, Words] = {}
-        self._forms: dict[pa.DataType, _Form] = {}
+        self._forms: dict[pa.DataType, Form] = {}
 
-    def fingerprints(self, columns: pa.RecordBatch, both: bool = True) -> tuple[Words, Words]:
-        """Two numbers below 2⁶¹ − 1 for each row. Cost: about the bytes read.
-
-        Unless ``both`` are wanted, the second is the first: enough to compare sums of them.
-        """
+    def fingerprints(self, columns: pa.RecordBatch) -> tuple[Words, Words]:
+        """Two numbers below 2⁶¹ − 1 for each row. Cost: about the bytes read."""
         h1 = np.zeros(columns.num_rows, dtype=np.uint64)
-        h2 = np.zeros(columns.num_rows, dtype=np.uint64) if both else h1[:0]
+        h2 = np.zeros(columns.num_rows, dtype=np.uint64)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
             self._accumulate(column, (name,), h1, h2)
-        return h1, h2 if both else h1
+        return h1, h2
 
-    def _random_words(self, purpose: bytes, count: int) -> Words:
+    def random_words(self, purpose: bytes, count: int) -> Words:
+        """Words that depend on the key and the purpose, and on nothing else."""
         stream = hashlib.shake_256(self.key + purpose).digest(8 * count)
         return np.frombuffer(stream, dtype=np.uint64).copy()
 
-    def _column_keys(self, path: Path) -> Words:
+    def column_keys(self, path: Path) -> Words:
+        """The numbers modulo p for a column, those of its first hash before those of its second."""
         keys = self._keys.get(path)
         if keys is None:
             # 64 random bits modulo p are uniform to within 2⁻⁶¹.
-            keys = self._random_words(b"column:" + repr(path).encode(), 2 * _PER_HASH) % PRIME
+            keys = self.random_words(b"column:" + repr(path).encode(), 2 * PER_HASH) % PRIME
             self._keys[path] = keys
         return keys
 
@@ -266,23 +252,23 @@ class Identity:
         kind = column.type
         form = self._forms.get(kind)
         if form is None:
-            form = self._forms[kind] = _form(kind)
-        if form is _Form.NULL:
+            form = self._forms[kind] = form_of(kind)
+        if form is Form.NULL:
             return
-        if form is _Form.DECODE:
-            self._accumulate(_decoded(column), path, h1, h2)
+        if form is Form.DECODE:
+            self._accumulate(decoded(column), path, h1, h2)
             return
-        keys = self._column_keys(path)
-        valid = _valid(column)
-        if form is _Form.BYTES:
-            data, offsets = _byte_strings(column)
+        keys = self.column_keys(path)
+        valid = which_are_valid(column)
+        if form is Form.BYTES:
+            data, offsets = byte_strings(column)
             _hash_bytes(data, offsets, valid, self._nh, keys, h1, h2)
-        elif form is _Form.WORDS:
-            first, *others = _fixed_width(column)
+        elif form is Form.WORDS:
+            first, *others = values_as_words(column)
             _hash_words(first, valid, keys, h1, h2)
             for part, words in enumerate(others):  # wide decimals: like columns of their own
-                _hash_words(words, valid, self._column_keys((*path, part)), h1, h2)
-        elif form is _Form.STRUCT:
+                _hash_words(words, valid, self.column_keys((*path, part)), h1, h2)
+        elif form is Form.STRUCT:
             if valid.size:
                 _hash_words(np.zeros(len(column), dtype=np.uint64), valid, keys, h1, h2)
             names: Counter[str] = Counter()
@@ -293,12 +279,12 @@ class Identity:
         else:
             offsets, values = _lists(column)
             c1 = np.zeros(len(values), dtype=np.uint64)
-            c2 = np.zeros(len(values) if h2.size else 0, dtype=np.uint64)
+            c2 = np.zeros(len(values), dtype=np.uint64)
             self._accumulate(values, (*path, None), c1, c2)
             _hash_lists(offsets, valid, c1, c2, keys, h1, h2)
 
 
-class _Form(Enum):
+class Form(Enum):
     """How a type is hashed."""
 
     WORDS = 1
@@ -309,35 +295,37 @@ class _Form(Enum):
     DECODE = 6  # as the plain type that it stands for
 
 
-def _form(kind: pa.DataType) -> _Form:
+def form_of(kind: pa.DataType) -> Form:
+    """How values of a type are hashed; ConfigurationError when they cannot be."""
     t = pa.types
     if t.is_null(kind):
-        return _Form.NULL
+        return Form.NULL
     if (
         t.is_dictionary(kind) or t.is_run_end_encoded(kind) or t.is_string_view(kind)
         or t.is_binary_view(kind) or isinstance(kind, pa.BaseExtensionType)
     ):  # fmt: skip
-        return _Form.DECODE
+        return Form.DECODE
     if t.is_struct(kind):
-        return _Form.STRUCT
+        return Form.STRUCT
     if (
         t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind) or t.is_map(kind)
     ):  # fmt: skip
-        return _Form.LIST
+        return Form.LIST
     if (
         t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind)
         or t.is_large_binary(kind) or t.is_fixed_size_binary(kind)
     ) and not t.is_decimal(kind):  # fmt: skip
-        return _Form.BYTES
+        return Form.BYTES
     if t.is_primitive(kind) or t.is_decimal(kind) or kind == pa.month_day_nano_interval():
-        return _Form.WORDS
+        return Form.WORDS
     raise ConfigurationError(
         f"payload columns of type {kind} are not supported: cast the column to a struct,"
         " a string or a number"
     )
 
 
-def _decoded(column: pa.Array) -> pa.Array:
+def decoded(column: pa.Array) -> pa.Array:
+    """An encoded column as the plain one that it stands for."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return column.dictionary_decode()
@@ -348,25 +336,33 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary())
 
 
-def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+def which_are_valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values are not null; empty if all are."""
     if column.null_count == 0:
-        return _NO_MASK
+        return NO_MASK
     mask: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 
-def _byte_strings(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def byte_strings(column: pa.Array) -> tuple[npt.NDArray[np.uint8], Any]:
+    """The bytes of a column of strings, and the offsets at which each starts and the last ends."""
     rows, start, kind = len(column), column.offset, column.type
     buffers = column.buffers()
     data = np.frombuffer(buffers[-1] or b"", dtype=np.uint8)
     if pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
-        return data, np.arange(start, start + rows + 1, dtype=np.int64) * width
+        return data, _read_only(np.arange(start, start + rows + 1, dtype=np.int64) * width)
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if buffers[1] is None or rows == 0:
-        return data, np.zeros(rows + 1, dtype=np.int64)
+        return data, _read_only(np.zeros(rows + 1, dtype=np.int64 if large else np.int32))
     offsets = np.frombuffer(buffers[1], dtype=np.int64 if large else np.int32)
-    return data, offsets[start : start + rows + 1].astype(np.int64)
+    return data, offsets[start : start + rows + 1]
+
+
+def _read_only(column: Any) -> Any:
+    """Like the columns that come from Arrow, so that one compiled version serves both."""
+    column.setflags(write=False)
+    return column
 
 
 def _lists(column: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
@@ -383,7 +379,7 @@ def _lists(column: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
     return offsets - first, values.slice(first, last - first)
 
 
-def _fixed_width(column: pa.Array) -> list[Words]:
+def values_as_words(column: pa.Array) -> list[Words]:
     """The values' bits as 64-bit words, 1, 2 or 4 a value; equal values have equal bits."""
     rows, start, kind = len(column), column.offset, column.type
     if pa.types.is_boolean(kind):

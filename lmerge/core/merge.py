@@ -36,6 +36,7 @@ from lmerge.core.batch import Batch, Layout, element_schema, payload_schema, pla
 from lmerge.core.compiled import Int64s
 from lmerge.core.divergence import Divergence
 from lmerge.core.identity import KEY_BYTES, Identity, require
+from lmerge.core.imprints import Imprints
 from lmerge.core.output import Feedback, Gap, Notice, NoticeKind, Output
 from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.promises import REASONS, Broken, first_broken
@@ -48,12 +49,12 @@ from lmerge.times import BEGINNING, INFINITY, earlier, show
 
 MOST_STREAMS: Final = 1024
 
-_ALGORITHMS: Final[dict[Restriction, Callable[[pa.Schema], Algorithm]]] = {
-    Restriction.R0: R0,
-    Restriction.R1: R1,
+_ALGORITHMS: Final[dict[Restriction, Callable[[pa.Schema, Identity], Algorithm]]] = {
+    Restriction.R0: lambda schema, _: R0(schema),
+    Restriction.R1: lambda schema, _: R1(schema),
     Restriction.R2: R2,
-    Restriction.R3: R3,
-    Restriction.R4: R4,
+    Restriction.R3: lambda schema, _: R3(schema),
+    Restriction.R4: lambda schema, _: R4(schema),
 }
 
 
@@ -83,11 +84,11 @@ class Merge:
         self.decided = BEGINNING  # the paper's MaxStable
         self.stable_point = BEGINNING  # what the output has promised; behind under `final`
         self._identity = Identity(key or secrets.token_bytes(KEY_BYTES))
-        self._algorithm = _ALGORITHMS[restriction](self.schema)
+        self._imprints = Imprints(self._identity)
+        self._algorithm = _ALGORITHMS[restriction](self.schema, self._identity)
         self._divergence = Divergence(policy.divergence)
-        # R0 and R1 tell elements by their order; for digests half a fingerprint is enough.
-        self._identifying = restriction not in (Restriction.R0, Restriction.R1)
-        self._hashing = self._divergence.on or self._identifying
+        # R0 to R2 tell (most) elements by their order alone; for digests imprints are enough.
+        self._identifying = restriction in (Restriction.R3, Restriction.R4)
         self._streams: dict[str, Stream] = {}
         self._joined = np.zeros(2, dtype=np.bool_)
         self._stables = np.full(2, BEGINNING, dtype=np.int64)
@@ -210,6 +211,7 @@ class Merge:
             else:
                 vc, stables = stable, stables + 1
         if inserts or adjusts:
+            batch.inserts_only = inserts == len(batch)
             broken, at = self._data(stream, batch.head(row), out)
             if broken is not Broken.NOTHING:
                 fault = f"{REASONS[broken]}: {batch.element(at)}"
@@ -239,18 +241,18 @@ class Merge:
         """Let the algorithm have the elements; which promise the one in which row broke."""
         dropped = 0
         kept: Int64s | None = None
-        if self._hashing and not self._divergence.on and self._reached > BEGINNING:
+        if self._identifying and not self._divergence.on and self._reached > BEGINNING:
             # Nobody asks what old news says: it need not even be hashed.
             kept = np.flatnonzero(self._algorithm.needed(batch, self.decided))
             dropped = len(batch) - len(kept)
             batch = batch.choose(kept)
-        if self._hashing:
-            batch.fingerprint(self._identity.fingerprints(batch.payload, self._identifying))
-        else:
-            batch.h1 = batch.h2 = np.zeros(len(batch), dtype=np.int64)
+        if self._identifying:
+            batch.fingerprint(self._identity.fingerprints(batch.payload))
+        elif self._divergence.on:
+            batch.fingerprint(self._imprints.of(batch.payload))
         effects = self._algorithm.data(batch, self._view(stream))
         effects.dropped += dropped
-        self._divergence.add(stream, batch.head(effects.rows))
+        self._divergence.add(stream, batch.head(effects.rows), effects.span)
         self._take(effects, stream, out)
         if effects.broken is Broken.NOTHING:
             return Broken.NOTHING, len(batch)
@@ -348,7 +350,8 @@ class Merge:
         counts.first += inserts
         self._out.inserts += inserts
         self._out.adjusts += len(result) - inserts
-        self._divergence.add(None, result)
+        if effects.span is None:  # else it was counted together with the stream's
+            self._divergence.add(None, result)
         out.parts.append(result.to_arrow(self._element_schema))
 
     # -- the streams' bookkeeping -------------------------------------------------------------

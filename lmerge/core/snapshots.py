@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from lmerge.errors import ConfigurationError, SnapshotError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 

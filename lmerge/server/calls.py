@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from lmerge.errors import (
     InvariantError,
+    JournalError,
     LimitError,
     LMergeError,
     VersionMismatchError,
@@ -93,7 +94,7 @@ class Desk:
             error = WireError("these bytes are no message of the contract")
         if isinstance(error, LMergeError) and not isinstance(error, InvariantError):
             log.info("refused %s: %s: %s", context.peer(), type(error).__name__, error)
-            told = error
+            told = _without_paths(error) if isinstance(error, JournalError) else error
         else:
             log.error("a call of %s failed by our fault", context.peer(), exc_info=error)
             told = InvariantError("the server failed by its own fault; its log says more")
@@ -145,6 +146,14 @@ class Parsing(grpc.aio.ServerInterceptor):
             return await answer(request, context)
 
         return handler._replace(unary_unary=parsed, request_deserializer=None)
+
+
+def _without_paths(error: JournalError) -> JournalError:
+    """The same error for a peer: where the server keeps its files is not its business."""
+    reason = str(error).rpartition(": ")[2]
+    told = type(error).__new__(type(error))
+    told.args = (f"the server's files: {reason}; its log says which",)
+    return told
 
 
 async def finished(work: Coroutine[Any, Any, _T]) -> _T:

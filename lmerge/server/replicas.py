@@ -27,7 +27,7 @@ from lmerge.server.calls import Context, Desk, check_version, finished
 from lmerge.server.config import check_name
 from lmerge.server.host import MergeHost
 from lmerge.server.hub import Served
-from lmerge.server.sessions import Session
+from lmerge.server.sessions import NUMBER_MAX, Session
 from lmerge.server.state import properties_of
 from lmerge.times import BEGINNING
 from lmerge.v1 import log_pb2, replica_pb2
@@ -74,7 +74,11 @@ class Replicas(ReplicaServiceServicer):
     ) -> AsyncIterator[replica_pb2.AttachResponse]:
         source = aiter(requests)
         first = await anext(source, None)
-        if first is None or first.WhichOneof("request") != "hello":
+        # None when nothing was sent; a write does not even come as an AttachRequest.
+        if (
+            not isinstance(first, replica_pb2.AttachRequest)
+            or first.WhichOneof("request") != "hello"
+        ):
             raise WireError("a session begins with a hello")
         hello = first.hello
         check_version(hello.protocol_version)
@@ -100,6 +104,8 @@ class Replicas(ReplicaServiceServicer):
         for what, text in (("lineage", hello.lineage), ("instance", hello.instance)):
             if not 0 < len(text) <= TEXT_MAX:
                 raise WireError(f"a hello needs {what} of 1 to {TEXT_MAX} characters")
+        if hello.incarnation > NUMBER_MAX:
+            raise WireError(f"an incarnation is at most {NUMBER_MAX}, not {hello.incarnation}")
         schema = payload_schema(rows.schema_of(hello.schema))
         properties = properties_of(hello.properties) if hello.HasField("properties") else None
         hub = self._desk.hub
@@ -122,9 +128,9 @@ class Replicas(ReplicaServiceServicer):
                 f"stream {hello.stream!r} was detached, and what it sent is forgotten: begin a new"
                 " lineage, or say from which time on its further elements are right (from_time)"
             )
-        attached = served.host.state.streams
+        members = [n for n, r in served.host.state.streams.items() if r.attached]
         limit = served.host.limits.streams
-        if hello.stream not in attached and sum(r.attached for r in attached.values()) >= limit:
+        if hello.stream not in members and len(members) >= limit:
             raise LimitError(f"merge {hello.merge!r} has {limit} streams: its limit")
         return served
 

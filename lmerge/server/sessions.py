@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lmerge.core.output import Feedback
 from lmerge.errors import EpochOrderError, FencedError, LimitError, LMergeError, NotFoundError
 from lmerge.server.host import MergeHost
 from lmerge.server.state import StreamRecord
+
+NUMBER_MAX: Final = 2**63 - 1  # of an epoch or incarnation a peer names: one more fits the wire
 
 
 @dataclass(slots=True)
@@ -250,6 +252,8 @@ class Sessions:
         return inline + sum(staged.size for part in parts for staged in part.values())
 
     def _check_follows(self, stream: str, epoch: int, last: int | None) -> None:
+        if epoch > NUMBER_MAX:
+            raise EpochOrderError(f"epoch {epoch} of stream {stream!r}: the last is {NUMBER_MAX}")
         if last is not None and epoch > last + 1:
             raise EpochOrderError(
                 f"epoch {epoch} of stream {stream!r} does not follow {last}: the next is {last + 1}"

@@ -76,8 +76,13 @@ class ReplicaStubs:
 
 
 def welcome(next_epoch: int | None = None, **more: Any) -> replica_pb2.AttachResponse:
-    values = {"protocol_version": 1, "generation": "g", "incarnation": 7, "state": "joined"}
-    said = replica_pb2.Welcome(**{**values, **more})  # type: ignore[arg-type]  # as the test says
+    values: dict[str, Any] = {
+        "protocol_version": 1,
+        "generation": "g",
+        "incarnation": 7,
+        "state": "joined",
+    }
+    said = replica_pb2.Welcome(**{**values, **more})
     if next_epoch is not None:
         said.next_epoch = next_epoch
     return replica_pb2.AttachResponse(welcome=said)

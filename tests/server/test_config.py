@@ -111,7 +111,7 @@ def test_without_a_file_everything_has_its_default() -> None:
     assert (config.listen, config.durability, config.create_on_attach) == (
         "127.0.0.1:7070", "fsync", True,
     )  # fmt: skip
-    assert config.limits == Limits(16 * MIB, 256 * MIB, 64 * MIB, GIB, 64, 64, 256, 1024, 4 * GIB)
+    assert config.limits == Limits(16 * MIB, 256 * MIB, 256 * MIB, GIB, 64, 64, 256, 1024, 4 * GIB)
     assert not config.secured
 
 

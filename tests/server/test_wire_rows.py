@@ -192,7 +192,10 @@ def nested(depth: int) -> pa.DataType:
         (pa.schema([("e", pa.uuid())]), "'e' has an extension type"),
         (pa.schema([("l", pa.list_(pa.string_view()))]), "'l.item' is string_view inside"),
         (pa.schema([("s", pa.struct([("b", pa.binary_view())]))]), "'s.b' is binary_view inside"),
-        (pa.schema([("r", pa.list_(pa.run_end_encoded(pa.int32(), pa.int8())))]), "inside another type"),
+        (
+            pa.schema([("r", pa.list_(pa.run_end_encoded(pa.int32(), pa.int8())))]),
+            "inside another type",
+        ),
         (pa.schema([("n", nested(rows.MOST_DEPTH + 1))]), "nested more than"),
         (pa.schema([(f"c{n}", pa.int8()) for n in range(rows.MOST_COLUMNS + 1)]), "columns"),
     ],

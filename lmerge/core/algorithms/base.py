@@ -50,6 +50,7 @@ class Effects:
 
     output: Batch
     rows: int  # elements that count: all, or those before the one that broke a promise
+    span: tuple[int, int] | None = None  # the output is exactly these rows of the batch at hand
     broken: Broken = Broken.NOTHING
     offender: Element | None = None  # when it is not in the batch at hand, but had waited
     dropped: int = 0  # old news

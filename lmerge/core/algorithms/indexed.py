@@ -93,7 +93,7 @@ class Index:
     def taken(self, batch: Batch, room: Taken, counts: tuple[int, ...]) -> Effects:
         """Store what is new of a batch, and say what became of it."""
         rows, reason, made, output, dropped, late = counts
-        effects = Effects(self.nothing, rows, Broken(reason), dropped=dropped, late=late)
+        effects = Effects(self.nothing, rows, None, Broken(reason), dropped=dropped, late=late)
         fresh, row = room.fresh[:made], room.row[:output]
         stored = take(batch.payload, fresh) if made else None
         if stored is not None:

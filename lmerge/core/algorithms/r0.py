@@ -16,6 +16,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
+from lmerge.core.compiled import Int64s
 from lmerge.core.promises import Broken
 from lmerge.elements import Op
 from lmerge.times import BEGINNING
@@ -53,7 +54,8 @@ class R0:
         if first == len(batch):
             return Effects(self.nothing, rows, dropped=first)
         self.progress = int(batch.vs[-1])
-        return Effects(batch.rows(slice(first, len(batch))), rows, dropped=first)
+        output = batch.rows(slice(first, len(batch)))
+        return Effects(output, rows, span_of(batch, first, len(batch)), dropped=first)
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""
@@ -95,6 +97,18 @@ class R0:
         self.waiting.load(saved)
 
 
+def span_of(batch: Batch, first: int, last: int) -> tuple[int, int] | None:
+    """These rows as a span of the batch that came, unless stables were taken out of it."""
+    return (first, last) if batch.inserts_only else None
+
+
+def output_of(batch: Batch, chosen: Int64s) -> tuple[Batch, tuple[int, int] | None]:
+    """The rows ``chosen`` (at least one), and their span if they are neighbours."""
+    first, last = int(chosen[0]), int(chosen[-1]) + 1
+    span = span_of(batch, first, last) if last - first == len(chosen) else None
+    return batch.choose(chosen), span
+
+
 def merge_waiting(algorithm: Any, waiting: Waiting, view: View, ending: int) -> Effects:
     """What waits for a stream that is joined now, and ends at ``ending`` or later, as one."""
     outputs: list[Batch] = []
@@ -121,5 +135,7 @@ def joined(batches: list[Batch], schema: pa.Schema) -> Batch:
     if len(batches) == 1:
         return batches[0]
     names = ("op", "vs", "ve", "vold", "h1", "h2")
-    columns = {name: np.concatenate([getattr(b, name) for b in batches]) for name in names}
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(b, name) for b in batches]) for name in names
+    }
     return Batch(payload=pa.concat_batches([b.payload for b in batches]), **columns)

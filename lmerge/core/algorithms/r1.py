@@ -8,14 +8,14 @@ Cost: O(rows) a batch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
-from lmerge.core.algorithms.r0 import merge_waiting
+from lmerge.core.algorithms.r0 import merge_waiting, output_of
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
 from lmerge.core.compiled import Int, Int64s, compiled
@@ -23,6 +23,8 @@ from lmerge.elements import Op
 from lmerge.times import BEGINNING
 
 _MAX_VS, _OUTPUT = 0, 1
+_ROOM_KEPT: Final = 2**16
+_NO_ROOM: Final = np.empty(0, dtype=np.int64)
 
 
 @compiled
@@ -58,6 +60,7 @@ class R1:
         self.own_vs = np.full(2, BEGINNING, dtype=np.int64)
         self.own = np.zeros(2, dtype=np.int64)
         self.waiting = Waiting()
+        self.room = _NO_ROOM  # for rows; new room for each batch would cost as much as its use
 
     @property
     def progress(self) -> int:
@@ -88,13 +91,18 @@ class R1:
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
             return Effects(self.nothing, rows)
-        chosen = np.empty(len(batch), np.int64)
+        if len(batch) > self.room.size:
+            self.room = np.empty(len(batch), np.int64)
+        chosen = self.room
+        if len(batch) > _ROOM_KEPT:
+            self.room = _NO_ROOM
         count = _data(batch.vs, view.slot, view.decided, self.state, self.own_vs, self.own, chosen)
         chosen = chosen[:count]
         dropped = len(batch) - len(chosen)
         if not len(chosen):
             return Effects(self.nothing, rows, dropped=dropped)
-        return Effects(batch.choose(chosen), rows, dropped=dropped)
+        output, span = output_of(batch, chosen)
+        return Effects(output, rows, span, dropped=dropped)
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""

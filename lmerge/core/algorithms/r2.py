@@ -1,8 +1,10 @@
 """R2: inserts by start, equal starts in any order, ``(vs, payload)`` a key.
 
 The state is a hash table of the payloads at the largest start, and who delivered each: a stream
-that delivers one twice has broken its promise. Cost: O(1) an element; memory follows the largest
-group of equal starts.
+that delivers one twice has broken its promise. Only payloads that can meet another at their start
+are told apart by fingerprints: those at the largest start so far or at the batch's last, and those
+with neighbours of the same start (and imprint, where there are imprints). Cost: O(1) an element;
+memory follows the largest group of equal starts.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
-from lmerge.core.algorithms.r0 import merge_waiting
+from lmerge.core.algorithms.r0 import merge_waiting, output_of
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
-from lmerge.core.batch import Batch, no_elements
+from lmerge.core.batch import Batch, no_elements, take
 from lmerge.core.compiled import Int, Int64s, compiled
+from lmerge.core.identity import Identity
 from lmerge.core.promises import Broken
 from lmerge.elements import Op
 from lmerge.times import BEGINNING
@@ -26,6 +29,10 @@ _SECOND: Final = int(Broken.SECOND_EVENT)
 # The places of the state, and the columns of the table.
 _MAX_VS, _GENERATION, _COUNT = 0, 1, 2
 _STAMP, _H1, _H2 = 0, 1, 2
+_FEW: Final = 8  # rows of one start that are compared one by one
+_ROOM_KEPT: Final = 2**16
+_NO_ROOM: Final = np.empty((2, 0), dtype=np.int64)
+_NO_HASHES: Final = np.zeros(0, dtype=np.int64)
 
 
 @compiled
@@ -40,13 +47,47 @@ def _place(table: Int64s, h1: Int, h2: Int, generation: Int) -> Int:
 
 
 @compiled
+def _unlike(vs: Int64s, h1: Int64s, h2: Int64s, i: Int, step: Int) -> bool:
+    """Whether the rows of the same start on one side are few and have other imprints."""
+    j = i + step
+    for _ in range(_FEW):
+        if j < 0 or j >= vs.size or vs[j] != vs[i]:
+            return True
+        if h1[j] == h1[i] and h2[j] == h2[i]:
+            return False
+        j += step
+    return False
+
+
+@compiled
+def _meeting(vs: Int64s, h1: Int64s, h2: Int64s, m: Int, state: Int64s, rows: Int64s) -> Int:
+    """Writes the rows whose payloads have to be told from others at the same start."""
+    count = 0
+    known = h1.size > 0
+    for i in range(vs.size):
+        start = vs[i]
+        if start < m or start < state[_MAX_VS]:
+            continue
+        if start not in (state[_MAX_VS], vs[vs.size - 1]):  # so there is a next row
+            if vs[i + 1] != start and (i == 0 or vs[i - 1] != start):
+                continue
+            # Equal payloads have equal imprints: where those differ nothing else is needed.
+            if known and _unlike(vs, h1, h2, i, -1) and _unlike(vs, h1, h2, i, 1):
+                continue
+        rows[count] = i
+        count += 1
+    return count
+
+
+@compiled
 def _data(
-    vs: Int64s, h1: Int64s, h2: Int64s, slot: Int, m: Int, state: Int64s, table: Int64s, by: Any,
-    chosen: Int64s,
+    vs: Int64s, meeting: Int64s, h1: Int64s, h2: Int64s, slot: Int, m: Int, state: Int64s,
+    table: Int64s, by: Any, chosen: Int64s,
 ) -> Any:  # fmt: skip
     count = 0
     reason = 0
     i = 0
+    k = 0  # the next of the rows that meet others: ``h1`` and ``h2`` are theirs
     while i < vs.size:
         start = vs[i]
         if start < m or start < state[_MAX_VS]:  # line 4
@@ -56,11 +97,16 @@ def _data(
             state[_MAX_VS] = start
             state[_GENERATION] += 1
             state[_COUNT] = 0
-        place = _place(table, h1[i], h2[i], state[_GENERATION])
+        if k == meeting.size or meeting[k] != i:  # none at its start is like it
+            chosen[count] = i
+            count += 1
+            i += 1
+            continue
+        place = _place(table, h1[k], h2[k], state[_GENERATION])
         if table[place, _STAMP] != state[_GENERATION]:  # lines 8 to 10
             table[place, _STAMP] = state[_GENERATION]
-            table[place, _H1] = h1[i]
-            table[place, _H2] = h2[i]
+            table[place, _H1] = h1[k]
+            table[place, _H2] = h2[k]
             for each in range(by.shape[1]):
                 by[place, each] = False
             state[_COUNT] += 1
@@ -70,6 +116,7 @@ def _data(
             reason = _SECOND
             break
         by[place, slot] = True
+        k += 1
         i += 1
     return i, reason, count
 
@@ -88,12 +135,14 @@ def _move(table: Int64s, by: Any, generation: Int, new_table: Int64s, new_by: An
 class R2:
     """The algorithm."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, identity: Identity) -> None:
         self.schema = schema
+        self.identity = identity
         self.nothing = no_elements(schema)
         self.state = np.array([BEGINNING, 1, 0], dtype=np.int64)
         self.table, self.by = _empty(64, 2)
         self.waiting = Waiting()
+        self.room = _NO_ROOM  # for rows; new room for each batch would cost as much as its use
 
     @property
     def progress(self) -> int:
@@ -128,22 +177,40 @@ class R2:
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
             return Effects(self.nothing, rows)
+        if len(batch) > self.room.shape[1]:
+            self.room = np.empty((2, len(batch)), np.int64)
+        chosen, meeting = self.room
+        if len(batch) > _ROOM_KEPT:
+            self.room = _NO_ROOM
+        found = _meeting(batch.vs, batch.h1, batch.h2, view.decided, self.state, meeting)
+        meeting = meeting[:found]
+        h1, h2 = self._fingerprints(batch, meeting)
         size = self.table.shape[0]
-        while size < 2 * (int(self.state[_COUNT]) + len(batch)):
+        while size < 2 * (int(self.state[_COUNT]) + len(meeting)):
             size *= 2
         if size > self.table.shape[0]:
             self._resize(size, self.by.shape[1])
-        chosen = np.empty(len(batch), np.int64)
         done, reason, count = _data(
-            batch.vs, batch.h1, batch.h2, view.slot, view.decided, self.state, self.table,
+            batch.vs, meeting, h1, h2, view.slot, view.decided, self.state, self.table,
             self.by, chosen,
         )  # fmt: skip
         chosen = chosen[:count]
         dropped = done - len(chosen)
-        output = batch.choose(chosen) if len(chosen) else self.nothing
+        output, span = output_of(batch, chosen) if len(chosen) else (self.nothing, None)
         if reason:  # the offender's place among all elements, stables included
             rows = int(np.flatnonzero(everything.op == Op.INSERT)[done])
-        return Effects(output, rows, Broken(reason), dropped=dropped)
+        return Effects(output, rows, span, Broken(reason), dropped=dropped)
+
+    def _fingerprints(self, batch: Batch, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Of the payloads in these rows."""
+        if not len(rows):
+            return _NO_HASHES, _NO_HASHES
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        neighbours = last - first == len(rows)  # mostly: the batch's last start alone
+        payload = batch.payload
+        payload = payload.slice(first, len(rows)) if neighbours else take(payload, rows)
+        h1, h2 = self.identity.fingerprints(payload)
+        return h1.view(np.int64), h2.view(np.int64)
 
     def contribute(self, view: View) -> Effects:
         """Merge what waits."""

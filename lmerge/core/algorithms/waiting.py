@@ -17,7 +17,7 @@ from lmerge.elements import Op
 
 def inserts_of(batch: Batch) -> Batch:
     """The batch without its stable rows."""
-    if not len(batch) or batch.op.max() == Op.INSERT:
+    if batch.inserts_only or not len(batch) or batch.op.max() == Op.INSERT:
         return batch
     return batch.take(np.flatnonzero(batch.op == Op.INSERT))
 
@@ -31,6 +31,7 @@ class Waiting:
     def put(self, slot: int, batch: Batch, passed: int) -> None:
         """``batch`` waits; what ended up before ``passed`` no longer does."""
         waiting = self._batches.setdefault(slot, [])
+        batch.h1, batch.h2 = batch.h1.copy(), batch.h2.copy()  # imprints last for a call
         waiting.append(batch)
         self._batches[slot] = [each for each in waiting if len(each) and each.vs[-1] >= passed]
 
@@ -54,7 +55,8 @@ class Waiting:
         for slot, batches in self._batches.items():
             for i, b in enumerate(batches):
                 key = f"waiting.{slot}.{i}"
-                saved[f"{key}.times"] = np.stack([b.vs, b.ve, b.h1, b.h2]) if len(b) else None
+                hashes = [h if len(h) else np.zeros_like(b.vs) for h in (b.h1, b.h2)]
+                saved[f"{key}.times"] = np.stack([b.vs, b.ve, *hashes]) if len(b) else None
                 saved[f"{key}.payload"] = b.payload
         return saved
 

@@ -1,0 +1,220 @@
+"""Imprints: a keyed 128-bit hash of each row, for digests where nothing else tells rows apart.
+
+Equal rows have equal imprints, in the sense of :mod:`lmerge.core.identity`. An imprint costs a
+fraction of a fingerprint and promises less: two given rows that differ, chosen without knowledge
+of the key, have equal ones with a probability of at most 2⁻⁶³, or (b + 3)/2⁶¹ where a string or a
+nested value has b blocks of 1 KiB (b = 1 for what is nested and short). A digest compares sums,
+not pairs of rows, so that is enough there; it would not be for the rows of an index.
+
+A row is one long vector of words for NH (UMAC's hash: a sum of products of keyed word pairs,
+modulo 2¹²⁸), in which every column has keys of its own. A number is a pair with 0. A string of at
+most 1 KiB is its words, padded with 0, and its length is added: of two strings the longer has a
+pair more, or the words differ, or the lengths do. Longer strings are hashed modulo p by blocks as
+in a fingerprint, and nested values are fingerprints; the result is a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lmerge.core.compiled import Int, Word, Words, compiled, load_word, multiply_add
+from lmerge.core.identity import (
+    BLOCK_WORDS,
+    NO_MASK,
+    PER_HASH,
+    STEP,
+    Form,
+    Identity,
+    Path,
+    add_modulo,
+    byte_strings,
+    decoded,
+    form_of,
+    parts,
+    reduce,
+    tail_word,
+    values_as_words,
+    which_are_valid,
+)
+
+# A column's words: a number's key and multiplier, what stands for null (128 bits), NH's keys.
+_KEY, _TIMES, _NULL_LOW, _NULL_HIGH, _NH = 0, 1, 2, 3, 4
+_COLUMN_WORDS: Final = _NH + BLOCK_WORDS
+_SHORT: Final = 8 * BLOCK_WORDS
+_ROOM_KEPT: Final = 2**16  # rows for which room is kept between calls
+_NO_ROOM: Final = np.empty((2, 0), dtype=np.uint64)
+
+
+@compiled
+def _words(values: Words, valid: Any, keys: Words, first: bool, low: Words, high: Words) -> None:
+    """Adds a column of 64-bit values to the rows' imprints, or begins them."""
+    for i in range(values.size):
+        a = b = np.uint64(0)
+        if not first:
+            a, b = low[i], high[i]
+        if valid.size > 0 and not valid[i]:
+            a, b = multiply_add(a, b + keys[_NULL_HIGH], keys[_NULL_LOW], np.uint64(1))
+        else:
+            a, b = multiply_add(a, b, values[i] + keys[_KEY], keys[_TIMES])
+        low[i] = a
+        high[i] = b
+
+
+@compiled
+def _bytes(
+    data: npt.NDArray[np.uint8],
+    offsets: Any,
+    valid: npt.NDArray[np.bool_],
+    keys: Words,
+    column: Words,
+    first: bool,
+    low: Words,
+    high: Words,
+) -> None:
+    """Adds a column of byte strings to the rows' imprints, or begins them."""
+    eight = np.int64(8)
+    for i in range(offsets.size - 1):
+        # Two sums, so that a product need not wait for the one before.
+        a = b = c = d = np.uint64(0)
+        if not first:
+            a, b = low[i], high[i]
+        if valid.size > 0 and not valid[i]:
+            a, b = multiply_add(a, b + keys[_NULL_HIGH], keys[_NULL_LOW], np.uint64(1))
+            low[i] = a
+            high[i] = b
+            continue
+        position = np.int64(offsets[i])
+        end = np.int64(offsets[i + 1])
+        if end - position > _SHORT:
+            value = _long(data, position, end, keys, column)
+            a, b = multiply_add(a, b, value + keys[_KEY], keys[_TIMES])
+            low[i] = a
+            high[i] = b
+            continue
+        length = end - position
+        c = np.uint64(length)
+        k = np.uint64(_NH)  # unsigned: no test for places below 0
+        for _ in range(length >> np.int64(5)):
+            w0 = load_word(data, position) + keys[k]
+            w1 = load_word(data, position + eight) + keys[k + np.uint64(1)]
+            a, b = multiply_add(a, b, w0, w1)
+            w0 = load_word(data, position + np.int64(16)) + keys[k + np.uint64(2)]
+            w1 = load_word(data, position + np.int64(24)) + keys[k + np.uint64(3)]
+            c, d = multiply_add(c, d, w0, w1)
+            position += np.int64(32)
+            k += np.uint64(4)
+        if length & np.int64(16):
+            w0 = load_word(data, position) + keys[k]
+            w1 = load_word(data, position + eight) + keys[k + np.uint64(1)]
+            a, b = multiply_add(a, b, w0, w1)
+            position += np.int64(16)
+            k += np.uint64(2)
+        left = length & np.int64(15)
+        if left > 0:
+            if position + np.int64(16) <= data.size:
+                # Two whole words, and what is behind the value masked away.
+                shift = np.uint64(8 * (left & np.int64(7)))
+                mask = (np.uint64(1) << shift) - np.uint64(1)
+                w0 = load_word(data, position)
+                w1 = load_word(data, position + eight) & mask
+                if left < 8:
+                    w0 &= mask
+                    w1 = np.uint64(0)
+            else:
+                w0 = tail_word(data, position, end)
+                w1 = tail_word(data, position + eight, end)
+            a, b = multiply_add(a, b, w0 + keys[k], w1 + keys[k + np.uint64(1)])
+        a, b = multiply_add(a, b + d, c, np.uint64(1))
+        low[i] = a
+        high[i] = b
+
+
+@compiled
+def _long(data: Any, position: Int, end: Int, keys: Words, column: Words) -> Word:
+    """A long string as one number modulo p: its blocks' NH as the coefficients of a polynomial."""
+    zero = np.uint64(0)
+    length = np.uint64(end - position)
+    value = zero
+    while True:
+        a = b = zero
+        k = np.uint64(_NH)
+        until = min(end, position + np.int64(_SHORT))
+        while position < until:
+            w0 = tail_word(data, position, until) + keys[k]
+            w1 = tail_word(data, position + np.int64(8), until) + keys[k + np.uint64(1)]
+            a, b = multiply_add(a, b, w0, w1)
+            position += np.int64(16)
+            k += np.uint64(2)
+        last = until == end
+        value = add_modulo(value, parts(a, b, column, 0, length if last else zero))
+        if last:
+            return value
+        a, b = multiply_add(zero, zero, value, column[STEP])
+        value = reduce(a, b)
+
+
+class Imprints:
+    """Imprints of the rows of one schema, under the key of an :class:`Identity`."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._keys: dict[Path, Words] = {}
+        self._forms: dict[pa.DataType, Form] = {}
+        # New memory for each batch would cost as much as filling it: pages are mapped anew.
+        self._room = _NO_ROOM
+
+    def of(self, columns: pa.RecordBatch) -> tuple[Words, Words]:
+        """The low and the high word of each row's imprint, until the next call overwrites them.
+
+        Cost: about the bytes read.
+        """
+        rows = columns.num_rows
+        if rows > self._room.shape[1]:
+            self._room = np.empty((2, rows), dtype=np.uint64)
+        low, high = self._room[0, :rows], self._room[1, :rows]
+        if rows > _ROOM_KEPT:
+            self._room = _NO_ROOM
+        first = True
+        for name, column in zip(columns.schema.names, columns.columns, strict=True):
+            first = self._add(column, (name,), first, low, high)
+        if first:
+            low[:] = high[:] = 0
+        return low, high
+
+    def _column_keys(self, path: Path) -> Words:
+        keys = self._keys.get(path)
+        if keys is None:
+            purpose = b"imprint:" + repr(path).encode()
+            keys = self._keys[path] = self._identity.random_words(purpose, _COLUMN_WORDS)
+        return keys
+
+    def _add(self, column: pa.Array, path: Path, first: bool, low: Words, high: Words) -> bool:
+        """Add a column, or begin with it; whether there is still none."""
+        form = self._forms.get(column.type)
+        if form is None:
+            form = self._forms[column.type] = form_of(column.type)
+        if form is Form.NULL:
+            return first
+        if form is Form.DECODE:
+            return self._add(decoded(column), path, first, low, high)
+        keys = self._column_keys(path)
+        if form is Form.BYTES:
+            data, offsets = byte_strings(column)
+            valid = which_are_valid(column)
+            modulo = self._identity.column_keys(path)[:PER_HASH]
+            _bytes(data, offsets, valid, keys, modulo, first, low, high)
+        elif form is Form.WORDS:
+            valid = which_are_valid(column)
+            for part, words in enumerate(values_as_words(column)):
+                own = keys if part == 0 else self._column_keys((*path, part))
+                _words(words, valid, own, first, low, high)
+                first = False
+        else:
+            nested = pa.RecordBatch.from_arrays([column], names=[str(path[0])])
+            hashes, _ = self._identity.fingerprints(nested)
+            _words(hashes, NO_MASK, keys, first, low, high)
+        return False
