@@ -15,6 +15,7 @@ Times are compared as the int64 that Spark will see for them (see ``replicas.tim
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -22,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet
 
 from lmerge.errors import ConfigurationError, InputError
 
@@ -34,7 +36,6 @@ from .feed_formats import (
     groups_of,
     infer,
     is_time,
-    open_parquet,
     parse_csv,
     parse_json,
     times_of,
@@ -219,9 +220,11 @@ class FeedFiles:
         assert self.schema is not None  # noqa: S101 (inference never reads rows)
         return self.schema
 
-    def _parquet(self, name: str) -> Any:
+    @contextlib.contextmanager
+    def _parquet(self, name: str) -> Iterator[Any]:
         try:
-            return open_parquet(self._fs.open_input_file(f"{self._root}/{name}"))
+            with self._fs.open_input_file(f"{self._root}/{name}") as file:
+                yield pa.parquet.ParquetFile(file)
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.path}/{name}", None, str(error)) from None
 

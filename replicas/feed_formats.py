@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet
 
 from lmerge.errors import InputError
 from lmerge.times import INFINITY
@@ -180,11 +179,6 @@ def parse_csv(opened: Any, target: pa.Schema | None) -> pa.Table:
         if "zone offset" not in str(error) or naive == types:
             raise
         return read(naive)
-
-
-def open_parquet(file: Any) -> Any:
-    """A Parquet file that closes ``file`` with itself."""
-    return pa.parquet.ParquetFile(file)
 
 
 def infer(format: str, source: Any, time: str) -> pa.Schema:  # noqa: A002 (Spark's word)
