@@ -30,9 +30,8 @@ from pyspark.sql.functions import expr
 
 from lmerge.errors import ConfigurationError
 from lmerge.times import BEGINNING, earlier
-
-from .horizon import address_of, count, flush, horizon_at
-from .times import duration_us, micros
+from replicas.horizon import address_of, count, flush, horizon_at
+from replicas.times import duration_us, micros
 
 ENDS: Final = "__lmerge_ends"  # the column that carries the time, within the step
 FIRST_WORD_SECONDS: Final = 0.5  # how long the first batch of a process may wait for the horizon

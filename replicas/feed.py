@@ -45,10 +45,9 @@ from pyspark.sql.types import StructType
 
 from lmerge.errors import ConfigurationError, InputError
 from lmerge.times import BEGINNING, INFINITY, earlier
-
-from .feed_files import FeedFiles
-from .horizon import address_of, count, flush, horizon_at
-from .times import duration_us
+from replicas.feed_files import FeedFiles
+from replicas.horizon import address_of, count, flush, horizon_at
+from replicas.times import duration_us
 
 NAME: Final = "lmerge-feed"
 ROWS_PER_BATCH: Final = 100_000

@@ -26,8 +26,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from lmerge.errors import ConfigurationError, InputError
-
-from .feed_formats import (
+from replicas.feed_formats import (
     FORMATS,
     Group,
     Times,

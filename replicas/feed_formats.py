@@ -22,8 +22,7 @@ import pyarrow.json
 
 from lmerge.errors import InputError
 from lmerge.times import INFINITY
-
-from .times import DAY_US
+from replicas.times import DAY_US
 
 Times = npt.NDArray[np.int64]
 
