@@ -16,24 +16,35 @@ What callers may rely on:
    token keeps strangers and mistakes out, not someone who can read the cluster's network.
 
 Only the newest horizon is ever queued for a worker, so a slow one costs one line of memory.
+
+The counters, all of them since the server began; retried tasks count again:
+
+- ``rows_skipped``: input rows that a feed did not hand out; ``batches_skipped``: those it jumped
+  over, in micro-batches of its ``rows_per_batch``; ``rows_disordered``: see ``replicas.feed``.
+- ``rows_seen``, ``rows_dropped``: by ``replicas.fast_forward`` steps.
+- ``state_rows_purged``: rows that the watermark has removed from the queries' state since the
+  first feedback came.
+- ``rows_read``, ``seconds_spent``: input rows of the micro-batches that had any, and the time these
+  took. The first one of each start is left out: it is mostly the starting of Python and Java.
+- ``seconds_saved``: an estimate, see :func:`seconds_saved`.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hmac
 import json
-import os
 import secrets
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from lmerge.errors import ConfigurationError
 from lmerge.times import BEGINNING
+from replicas.horizon_links import COUNTERS_MAX, count, flush, horizon_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +54,10 @@ CONNECTIONS_MAX: Final = 4096  # workers beyond it are turned away, and skip not
 STRANGERS_MAX: Final = 64  # connections that have not sent the token yet; the oldest is closed
 HELLO_SECONDS: Final = 5.0  # within which the token must come
 LINE_BYTES_MAX: Final = 65_536
-COUNTERS_MAX: Final = 256  # names; further ones are ignored
-FLUSH_SECONDS: Final = 0.1
-CONNECT_SECONDS: Final = 2.0
-BACKOFF_SECONDS: Final = (0.05, 2.0)  # first, largest
-FORGET_SECONDS: Final = 60.0  # a server that is away for so long is asked anew only when needed
+
+__all__ = [
+    "CONF", "HorizonServer", "address_of", "count", "flush", "horizon_at", "seconds_saved", "serve",
+]  # fmt: skip
 
 
 class _Peer:
@@ -85,6 +95,7 @@ class HorizonServer:
         self._horizon = BEGINNING
         self._counters: dict[str, float] = {}
         self._closed = False
+        self.on_close: Callable[[], None] | None = None
         self._peers: set[_Peer] = set()  # of the thread alone
         self._wake, self._woken = socket.socketpair()
         for sock in (self._listener, self._wake, self._woken):
@@ -109,9 +120,16 @@ class HorizonServer:
             self._ring()
 
     def counters(self) -> dict[str, float]:
-        """What the workers have counted so far, summed over all of them."""
+        """What was counted so far, summed over all workers, with the estimate that follows."""
         with self._lock:
-            return dict(self._counters)
+            counted = dict(self._counters)
+        return {**counted, "seconds_saved": seconds_saved(counted)}
+
+    def count(self, name: str, n: float) -> None:
+        """Add to a counter from within the driver."""
+        with self._lock:
+            if name in self._counters or len(self._counters) < COUNTERS_MAX:
+                self._counters[name] = self._counters.get(name, 0.0) + n
 
     def close(self) -> None:
         """End the thread and every connection. Workers keep the last horizon they were told."""
@@ -122,6 +140,8 @@ class HorizonServer:
             self._ring()
         self._thread.join()
         self._wake.close()
+        if self.on_close is not None:
+            self.on_close()
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: the thread will wake in any case
@@ -225,157 +245,26 @@ class HorizonServer:
             counts = {str(name): float(n) for name, n in json.loads(line).items()}
         except (ValueError, AttributeError, TypeError):
             return  # statistics of a worker of another version are not worth an error
-        with self._lock:
-            for name, n in counts.items():
-                if name in self._counters or len(self._counters) < COUNTERS_MAX:
-                    self._counters[name] = self._counters.get(name, 0.0) + n
+        for name, n in counts.items():
+            self.count(name, n)
 
 
-class _Link:
-    """A worker's connection to one server, with the thread that keeps it."""
+def seconds_saved(counters: Mapping[str, float]) -> float:
+    """The seconds a micro-batch's row took on average, for each row that was not worked on.
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.horizon = BEGINNING
-        self.known = threading.Event()
-        self.lock = threading.Lock()
-        self.sock: socket.socket | None = None
-        self.counts: dict[str, float] = {}
-        try:
-            place, self._token = address.rsplit("/", 1)
-            host, port = place.rsplit(":", 1)
-            self._place = (host.strip("[]"), int(port))
-        except ValueError:
-            raise ConfigurationError(
-                f"{address!r} is not the address of a horizon (host:port/token)"
-            ) from None
-        threading.Thread(target=self._run, name="lmerge-horizon-link", daemon=True).start()
-
-    def add(self, name: str, n: float) -> None:
-        with self.lock:
-            if name in self.counts or len(self.counts) < COUNTERS_MAX:
-                self.counts[name] = self.counts.get(name, 0.0) + n
-
-    def flush(self) -> None:
-        with self.lock:
-            if self.sock is None or not self.counts:
-                return
-            try:
-                self.sock.sendall(json.dumps(self.counts).encode() + b"\n")
-            except OSError:
-                # The server cannot have the whole line: it is sent again on the next connection.
-                with contextlib.suppress(OSError):
-                    self.sock.shutdown(socket.SHUT_RDWR)
-            else:
-                self.counts.clear()
-
-    def _run(self) -> None:
-        first, largest = BACKOFF_SECONDS
-        pause = first
-        heard = time.monotonic()
-        while time.monotonic() - heard < FORGET_SECONDS:
-            try:
-                sock = socket.create_connection(self._place, timeout=CONNECT_SECONDS)
-            except OSError:
-                pass
-            else:
-                if self._listen(sock):
-                    pause, heard = first, time.monotonic()
-            time.sleep(pause)
-            pause = min(largest, 2 * pause)
-        with _lock:
-            if _links.get(self.address) is self:
-                del _links[self.address]
-
-    def _listen(self, sock: socket.socket) -> bool:
-        """Read horizons until the connection ends; whether there was one."""
-        heard = False
-        read = b""
-        with sock:
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                sock.sendall(self._token.encode() + b"\n")
-                sock.settimeout(FLUSH_SECONDS)
-                with self.lock:
-                    self.sock = sock
-                while True:
-                    self.flush()
-                    try:
-                        data = sock.recv(4096)
-                    except TimeoutError:
-                        continue
-                    if not data:
-                        return heard
-                    *lines, read = (read + data).split(b"\n")
-                    for line in lines:
-                        self.horizon = max(self.horizon, int(line))
-                        heard = True
-                        self.known.set()
-            except (OSError, ValueError):
-                return heard
-            finally:
-                with self.lock:
-                    self.sock = None
-
-
-_links: dict[str, _Link] = {}
-_lock = threading.Lock()
-
-
-def _link(address: str) -> _Link:
-    with _lock:
-        link = _links.get(address)
-        if link is None:
-            link = _links[address] = _Link(address)
-        return link
-
-
-def horizon_at(address: str, wait: float = 0.0) -> int:
-    """The horizon that the server at ``address`` pushed last; BEGINNING while none is known.
-
-    The first call of a process connects; ``wait`` bounds how long it may wait for the first word.
-    Costs a dict look-up otherwise.
+    Rows that a ``fast_forward`` step drops were read, and are in the average as rows that cost
+    little: where many are dropped the estimate is too small rather than too large. No more of them
+    count than were read, since a step behind a join may see more rows than the input has.
     """
-    link = _links.get(address)
-    if link is None:
-        link = _link(address)
-    if wait and not link.known.is_set():
-        link.known.wait(wait)
-    return link.horizon
+    read = counters.get("rows_read", 0.0)
+    if not read:
+        return 0.0
+    dropped = min(counters.get("rows_dropped", 0.0), read)
+    return counters.get("seconds_spent", 0.0) / read * (counters.get("rows_skipped", 0.0) + dropped)
 
-
-def count(address: str, name: str, n: float) -> None:
-    """Add ``n`` to the counter ``name`` in the driver, soon (see ``FLUSH_SECONDS``)."""
-    (_links.get(address) or _link(address)).add(name, n)
-
-
-def flush(address: str) -> None:
-    """Send what was counted now: for the end of a task, after which a worker may be killed."""
-    link = _links.get(address)
-    if link is not None:
-        link.flush()
-
-
-def _flush_all() -> None:
-    for link in list(_links.values()):
-        link.flush()
-
-
-def _after_fork() -> None:
-    # The threads are the parent's, and locks may be held by them: a child starts anew.
-    global _lock
-    _lock = threading.Lock()
-    for link in _links.values():
-        if link.sock is not None:
-            link.sock.close()
-    _links.clear()
-
-
-atexit.register(_flush_all)
-os.register_at_fork(after_in_child=_after_fork)
 
 _servers: dict[str, HorizonServer] = {}
+_lock = threading.Lock()
 
 
 def serve(spark: SparkSession) -> HorizonServer:
@@ -385,6 +274,9 @@ def serve(spark: SparkSession) -> HorizonServer:
     first starts it. One session has one horizon: give each further stream a session of its own
     (``spark.newSession()``).
     """
+    # A worker needs no Spark session, and does not wait for its import.
+    from replicas.horizon_progress import watch
+
     with _lock:
         address = spark.conf.get(CONF, None)
         server = _servers.get(address or "")
@@ -395,6 +287,7 @@ def serve(spark: SparkSession) -> HorizonServer:
             server = HorizonServer(host, bind=bind)
             _servers[server.address] = server
             spark.conf.set(CONF, server.address)
+            server.on_close = watch(spark, server)
         return server
 
 
