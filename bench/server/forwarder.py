@@ -58,7 +58,7 @@ class Forwarder:
 async def _serve(port: int) -> None:
     forwarder = Forwarder()
     server = grpc.aio.server(options=OPTIONS)
-    handlers = {
+    handlers: dict[str, Any] = {
         "Forward": grpc.stream_unary_rpc_method_handler(forwarder.forward),
         "Discard": grpc.stream_unary_rpc_method_handler(forwarder.discard),
         "Receive": grpc.unary_stream_rpc_method_handler(forwarder.receive),

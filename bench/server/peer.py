@@ -123,7 +123,7 @@ async def bare_replica(said: Found) -> Found:
     method = FORWARD if said["forwarded"] else DISCARD
     async with grpc.aio.insecure_channel(said["target"], options=OPTIONS) as channel:
         await channel.channel_ready()
-        call = channel.stream_unary(method)
+        call: Any = channel.stream_unary(method)
         await _go()
         began = time.monotonic_ns()
 
@@ -141,7 +141,8 @@ async def bare_consumer(said: Found) -> Found:
     size = entries = 0
     async with grpc.aio.insecure_channel(said["target"], options=OPTIONS) as channel:
         await channel.channel_ready()
-        call = channel.unary_stream(RECEIVE)(b"")
+        receive: Any = channel.unary_stream(RECEIVE)
+        call = receive(b"")
         await call.wait_for_connection()
         await _go()
         async for message in call:

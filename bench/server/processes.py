@@ -52,7 +52,7 @@ class Process:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.popen.args} ended with {self.popen.wait()}")
+            raise RuntimeError(f"{self.popen.args!r} ended with {self.popen.wait()}")
         return line.strip()
 
     def tell(self) -> None:
@@ -198,7 +198,7 @@ def peers(roles: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[list[Process]
             started.append(Process(["-m", "bench.server.peer", role, json.dumps(said)]))
         for process in started:
             if process.line() != READY:
-                raise RuntimeError(f"{process.popen.args} is not ready")
+                raise RuntimeError(f"{process.popen.args!r} is not ready")
         yield started
     finally:
         for process in started:

@@ -65,7 +65,7 @@ def forwarded(target: str, prepared: Prepared) -> float:
 def _rate(prepared: Prepared, replicas: list[dict[str, Any]], consumer: dict[str, Any]) -> float:
     began = min(each["began"] for each in replicas)
     ended = max(consumer["ended"], *(each["ended"] for each in replicas))
-    return prepared.nbytes / ((ended - began) / 1e9)
+    return float(prepared.nbytes / ((ended - began) / 1e9))
 
 
 def spread(rates: list[float]) -> dict[str, float]:

@@ -44,12 +44,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A piece of what is live at ``position``, as inserts; of the last piece ``last`` is true."""
+    """A piece of what is live at ``position``, as inserts; of the last piece ``last`` is true.
+
+    Of final results nothing is live: one piece without rows says where they are.
+    """
 
     batch: pa.RecordBatch
     position: Position | None
-    stable: int | None  # the output's stable point; only in the last piece, if there is one
+    stable: int | None  # the stable point; only in the last piece, if there is one
     last: bool
+    since: int | None = None  # what ended before is left out; only in the last piece
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -334,7 +334,7 @@ class Reader:
         self.restriction = said.restriction
         # A kept subscription begins where it was acknowledged, which may be before that.
         session.skip_to = None if known is None else known.sequence
-        if known is None and (self._start != "now" or self.delivery == "final"):
+        if known is None and self._start != "now":
             self._resume = position  # no snapshot will say it
 
     def _take(self, answer: consumer_pb2.SubscribeResponse) -> None:
@@ -381,7 +381,8 @@ class Reader:
         position = _position(said.position) if said.last else None
         stable = said.stable if said.HasField("stable") else None
         batch = batch_of(said.batch, self.schema) if said.batch else _none(self.schema)
-        self._hold(Snapshot(batch, position, stable, said.last), len(said.batch))
+        since = said.since if said.HasField("since") else None
+        self._hold(Snapshot(batch, position, stable, said.last, since), len(said.batch))
         if position is not None:
             self._release(position)
 

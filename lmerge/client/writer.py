@@ -472,7 +472,8 @@ class Writer:
             instance=self.instance,
             schema=schema_bytes(payload_of(self.schema)),
             properties=_properties(self._properties),
-            from_time=self._from_time,
+            # A stream that has asked to leave, and was not told that it did, must not come back.
+            from_time=self._from_time if self._detach is None else None,
             options=self._options,
         )
 

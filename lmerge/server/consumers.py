@@ -175,9 +175,10 @@ class _Call:
                     f"merge {host.name!r} has {host.limits.subscriptions} subscriptions: its limit"
                 )
         start = self._where()
-        if name and not start.snapshot:
-            # One that begins now is kept from its first acknowledgement on: until then it must
-            # get the snapshot again.
+        if name and self._wanted.WhichOneof("start") not in ("now", "position"):
+            # Any other is kept from its first acknowledgement on. Until then one that began now
+            # must get the snapshot again, also when its connection was lost behind it and it
+            # returned with a position.
             await self._acknowledge(start.sequence)
         return start
 
@@ -270,6 +271,8 @@ class _Call:
             stable = BEGINNING if state is None else state.merge.stable_point
             host.output.require(base)
         results = _FinalResults(host, events, stable)
+        if start.snapshot:
+            yield base, _last_piece(host.state, results.stable_point)
         async for at, entry in self._entries(base):
             if entry is None:
                 yield at, None
@@ -296,6 +299,11 @@ class _FinalResults:
             self._merge.apply(_OUTPUT, live, None)
         if stable > BEGINNING:
             self._merge.stable(_OUTPUT, stable)
+
+    @property
+    def stable_point(self) -> int:
+        """What final results have promised."""
+        return self._merge.stable_point
 
     def of(self, entry: consumer_pb2.Entry) -> list[Any]:
         """What an entry makes final."""
@@ -331,12 +339,21 @@ def snapshot_of(state: MergeState) -> list[consumer_pb2.SubscribeResponse]:
     """What is live now, in pieces; taken at one instant."""
     position = state.position(state.sequence)
     live = state.live_events()
-    pieces = [
-        consumer_pb2.Snapshot(position=position, batch=rows.batch_bytes(piece).to_pybytes())
+    batches = [
+        rows.batch_bytes(piece).to_pybytes()
         for piece in (cut(live, ENTRY_BYTES) if live.num_rows else [])
     ]
-    pieces = pieces or [consumer_pb2.Snapshot(position=position)]
-    pieces[-1].last = True
+    last = _last_piece(state, state.merge.stable_point)
+    last.snapshot.batch = batches.pop() if batches else b""
+    pieces = [consumer_pb2.Snapshot(position=position, batch=batch) for batch in batches]
+    return [*(consumer_pb2.SubscribeResponse(snapshot=piece) for piece in pieces), last]
+
+
+def _last_piece(state: MergeState, stable: int) -> consumer_pb2.SubscribeResponse:
+    """What ends a snapshot, without rows; ``stable`` is that of what is delivered."""
+    piece = consumer_pb2.Snapshot(position=state.position(state.sequence), last=True)
     if state.stable_point is not None:
-        pieces[-1].stable = state.stable_point
-    return [consumer_pb2.SubscribeResponse(snapshot=piece) for piece in pieces]
+        piece.since = state.stable_point
+    if stable > BEGINNING:
+        piece.stable = stable
+    return consumer_pb2.SubscribeResponse(snapshot=piece)

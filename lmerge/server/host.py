@@ -287,7 +287,7 @@ class MergeHost:
                 await asyncio.sleep(0)
             if self._grown > self._snapshot_after() and not self._snapshot_due.locked():
                 task = asyncio.create_task(self._snapshot_quietly())
-                task.add_done_callback(lambda done: done.exception())
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _apply(self, waiting: _Waiting) -> None:
         try:

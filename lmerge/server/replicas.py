@@ -196,6 +196,7 @@ class _Call:
                 )
             )
         else:
+            self._sessions.drop_staged(hello.stream)  # another lineage's epochs are others
             await host.submit(log_pb2.Arrival(attached=_attached(hello, session)))
         record = host.state.streams[hello.stream]
         session.last_epoch = record.last_epoch
@@ -254,6 +255,7 @@ class _Call:
 
     async def _receive(self, requests: Any) -> None:
         async for request in requests:
+            self._session.check()
             if isinstance(request, Written):
                 batch = _decoded(request.batch, self._host)
                 self._sessions.write(self._session, request.epoch, request.batch, batch)
@@ -275,8 +277,6 @@ class _Call:
 
     async def _commit(self, commit: replica_pb2.Commit) -> None:
         session = self._session
-        if session.ended.done():
-            session.ended.result()  # fenced: nothing of it counts any more
         self._note(commit)
         keys = [(part.partition, part.attempt) for part in commit.parts]
         expected = commit.rows if commit.HasField("rows") else None

@@ -6,8 +6,9 @@ host; what is here may be lost with the process: staged parts are written again 
 them.
 
 - A stream has at most one session. A newer one ends the older with FencedError.
-- What is staged belongs to one epoch of one session; it is dropped when the epoch commits or is
-  aborted, and when the session is replaced by another instance's.
+- What a session has written belongs to it alone, and is dropped with it: whoever comes next writes
+  it again. What tasks have staged stays while the same instance returns.
+- What is staged belongs to one epoch; it is dropped when the epoch commits or is aborted.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class Session:
             self.ended.set_exception(error)
             self.ended.exception()  # the call may be gone already
 
+    def check(self) -> None:
+        """Raise what has ended it: of what its call says afterwards nothing counts."""
+        if self.ended.done():
+            self.ended.result()
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -109,7 +115,8 @@ class Sessions:
             )
         if held is not None:
             held.end(FencedError(f"stream {stream!r} was taken over by incarnation {incarnation}"))
-        if held is None or held.instance != instance:
+        self._drop_written(stream)
+        if holder != instance:
             self.drop_staged(stream)
         session = Session(stream, incarnation, instance)
         self._open[stream] = session
@@ -120,8 +127,11 @@ class Sessions:
         """A session's call is over. What it wrote without committing is written again."""
         if self._open.get(session.stream) is session:
             del self._open[session.stream]
-            for key in [key for key in self._inline if key[0] == session.stream]:
-                self.account(-self._inline.pop(key).size)
+            self._drop_written(session.stream)
+
+    def _drop_written(self, stream: str) -> None:
+        for key in [key for key in self._inline if key[0] == stream]:
+            self.account(-self._inline.pop(key).size)
 
     def feed_back(self, feedback: Feedback) -> None:
         """The output has left a stream behind."""

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from lmerge.v1 import common_pb2 as lmerge_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18lmerge/v1/consumer.proto\x12\tlmerge.v1\x1a\x16lmerge/v1/common.proto\"m\n\x10SubscribeRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.lmerge.v1.OpenH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.lmerge.v1.AcknowledgeH\x00\x42\t\n\x07request\"\xe8\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05merge\x18\x02 \x01(\t\x12%\n\x08\x64\x65livery\x18\x03 \x01(\x0e\x32\x13.lmerge.v1.Delivery\x12\x14\n\x0csubscription\x18\x04 \x01(\t\x12)\n\tbeginning\x18\x05 \x01(\x0b\x32\x14.lmerge.v1.BeginningH\x00\x12\x1d\n\x03now\x18\x06 \x01(\x0b\x32\x0e.lmerge.v1.NowH\x00\x12\'\n\x08position\x18\x07 \x01(\x0b\x32\x13.lmerge.v1.PositionH\x00\x42\x07\n\x05start\"\x0b\n\tBeginning\"\x05\n\x03Now\"4\n\x0b\x41\x63knowledge\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\"\x8a\x02\n\x11SubscribeResponse\x12#\n\x06opened\x18\x01 \x01(\x0b\x32\x11.lmerge.v1.OpenedH\x00\x12\'\n\x08snapshot\x18\x02 \x01(\x0b\x32\x13.lmerge.v1.SnapshotH\x00\x12!\n\x05\x65ntry\x18\x03 \x01(\x0b\x32\x10.lmerge.v1.EntryH\x00\x12\x41\n\x0c\x61\x63knowledged\x18\x04 \x01(\x0b\x32).lmerge.v1.SubscribeResponse.AcknowledgedH\x00\x1a\x35\n\x0c\x41\x63knowledged\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.PositionB\n\n\x08response\"n\n\x06Opened\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06schema\x18\x02 \x01(\x0c\x12%\n\x08position\x18\x03 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x13\n\x0brestriction\x18\x04 \x01(\t\"n\n\x08Snapshot\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\x13\n\x06stable\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x04 \x01(\x08\x42\t\n\x07_stable\"\x86\x01\n\x05\x45ntry\x12!\n\x04next\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x0f\n\x05\x62\x61tch\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06stable\x18\x03 \x01(\x03H\x00\x12\x1d\n\x03gap\x18\x04 \x01(\x0b\x32\x0e.lmerge.v1.GapH\x00\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x42\x06\n\x04part\"!\n\x03Gap\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\"\x1f\n\x0eInspectRequest\x12\r\n\x05merge\x18\x01 \x01(\t\"\x8d\x01\n\x0fInspectResponse\x12\x0e\n\x06schema\x18\x01 \x01(\x0c\x12\x13\n\x0brestriction\x18\x02 \x01(\t\x12\"\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x13.lmerge.v1.Position\x12!\n\x04next\x18\x04 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x0e\n\x06stable\x18\x05 \x01(\x03*e\n\x08\x44\x65livery\x12\x18\n\x14\x44\x45LIVERY_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x45LIVERY_EAGER\x10\x01\x12\x17\n\x13\x44\x45LIVERY_CONSISTENT\x10\x02\x12\x12\n\x0e\x44\x45LIVERY_FINAL\x10\x03\x32\x9f\x01\n\x0f\x43onsumerService\x12J\n\tSubscribe\x12\x1b.lmerge.v1.SubscribeRequest\x1a\x1c.lmerge.v1.SubscribeResponse(\x01\x30\x01\x12@\n\x07Inspect\x12\x19.lmerge.v1.InspectRequest\x1a\x1a.lmerge.v1.InspectResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18lmerge/v1/consumer.proto\x12\tlmerge.v1\x1a\x16lmerge/v1/common.proto\"m\n\x10SubscribeRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.lmerge.v1.OpenH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.lmerge.v1.AcknowledgeH\x00\x42\t\n\x07request\"\xe8\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05merge\x18\x02 \x01(\t\x12%\n\x08\x64\x65livery\x18\x03 \x01(\x0e\x32\x13.lmerge.v1.Delivery\x12\x14\n\x0csubscription\x18\x04 \x01(\t\x12)\n\tbeginning\x18\x05 \x01(\x0b\x32\x14.lmerge.v1.BeginningH\x00\x12\x1d\n\x03now\x18\x06 \x01(\x0b\x32\x0e.lmerge.v1.NowH\x00\x12\'\n\x08position\x18\x07 \x01(\x0b\x32\x13.lmerge.v1.PositionH\x00\x42\x07\n\x05start\"\x0b\n\tBeginning\"\x05\n\x03Now\"4\n\x0b\x41\x63knowledge\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\"\x8a\x02\n\x11SubscribeResponse\x12#\n\x06opened\x18\x01 \x01(\x0b\x32\x11.lmerge.v1.OpenedH\x00\x12\'\n\x08snapshot\x18\x02 \x01(\x0b\x32\x13.lmerge.v1.SnapshotH\x00\x12!\n\x05\x65ntry\x18\x03 \x01(\x0b\x32\x10.lmerge.v1.EntryH\x00\x12\x41\n\x0c\x61\x63knowledged\x18\x04 \x01(\x0b\x32).lmerge.v1.SubscribeResponse.AcknowledgedH\x00\x1a\x35\n\x0c\x41\x63knowledged\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.PositionB\n\n\x08response\"n\n\x06Opened\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06schema\x18\x02 \x01(\x0c\x12%\n\x08position\x18\x03 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x13\n\x0brestriction\x18\x04 \x01(\t\"\x8c\x01\n\x08Snapshot\x12%\n\x08position\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\x13\n\x06stable\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x12\n\x05since\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\t\n\x07_stableB\x08\n\x06_since\"\x86\x01\n\x05\x45ntry\x12!\n\x04next\x18\x01 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x0f\n\x05\x62\x61tch\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06stable\x18\x03 \x01(\x03H\x00\x12\x1d\n\x03gap\x18\x04 \x01(\x0b\x32\x0e.lmerge.v1.GapH\x00\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\x42\x06\n\x04part\"!\n\x03Gap\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\"\x1f\n\x0eInspectRequest\x12\r\n\x05merge\x18\x01 \x01(\t\"\x8d\x01\n\x0fInspectResponse\x12\x0e\n\x06schema\x18\x01 \x01(\x0c\x12\x13\n\x0brestriction\x18\x02 \x01(\t\x12\"\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x13.lmerge.v1.Position\x12!\n\x04next\x18\x04 \x01(\x0b\x32\x13.lmerge.v1.Position\x12\x0e\n\x06stable\x18\x05 \x01(\x03*e\n\x08\x44\x65livery\x12\x18\n\x14\x44\x45LIVERY_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x45LIVERY_EAGER\x10\x01\x12\x17\n\x13\x44\x45LIVERY_CONSISTENT\x10\x02\x12\x12\n\x0e\x44\x45LIVERY_FINAL\x10\x03\x32\x9f\x01\n\x0f\x43onsumerService\x12J\n\tSubscribe\x12\x1b.lmerge.v1.SubscribeRequest\x1a\x1c.lmerge.v1.SubscribeResponse(\x01\x30\x01\x12@\n\x07Inspect\x12\x19.lmerge.v1.InspectRequest\x1a\x1a.lmerge.v1.InspectResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lmerge.v1.consumer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DELIVERY']._serialized_start=1325
-  _globals['_DELIVERY']._serialized_end=1426
+  _globals['_DELIVERY']._serialized_start=1356
+  _globals['_DELIVERY']._serialized_end=1457
   _globals['_SUBSCRIBEREQUEST']._serialized_start=63
   _globals['_SUBSCRIBEREQUEST']._serialized_end=172
   _globals['_OPEN']._serialized_start=175
@@ -50,16 +50,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBSCRIBERESPONSE_ACKNOWLEDGED']._serialized_end=738
   _globals['_OPENED']._serialized_start=752
   _globals['_OPENED']._serialized_end=862
-  _globals['_SNAPSHOT']._serialized_start=864
-  _globals['_SNAPSHOT']._serialized_end=974
-  _globals['_ENTRY']._serialized_start=977
-  _globals['_ENTRY']._serialized_end=1111
-  _globals['_GAP']._serialized_start=1113
-  _globals['_GAP']._serialized_end=1146
-  _globals['_INSPECTREQUEST']._serialized_start=1148
-  _globals['_INSPECTREQUEST']._serialized_end=1179
-  _globals['_INSPECTRESPONSE']._serialized_start=1182
-  _globals['_INSPECTRESPONSE']._serialized_end=1323
-  _globals['_CONSUMERSERVICE']._serialized_start=1429
-  _globals['_CONSUMERSERVICE']._serialized_end=1588
+  _globals['_SNAPSHOT']._serialized_start=865
+  _globals['_SNAPSHOT']._serialized_end=1005
+  _globals['_ENTRY']._serialized_start=1008
+  _globals['_ENTRY']._serialized_end=1142
+  _globals['_GAP']._serialized_start=1144
+  _globals['_GAP']._serialized_end=1177
+  _globals['_INSPECTREQUEST']._serialized_start=1179
+  _globals['_INSPECTREQUEST']._serialized_end=1210
+  _globals['_INSPECTRESPONSE']._serialized_start=1213
+  _globals['_INSPECTRESPONSE']._serialized_end=1354
+  _globals['_CONSUMERSERVICE']._serialized_start=1460
+  _globals['_CONSUMERSERVICE']._serialized_end=1619
 # @@protoc_insertion_point(module_scope)

@@ -88,16 +88,18 @@ class Opened(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., schema: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., restriction: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("position", "batch", "stable", "last")
+    __slots__ = ("position", "batch", "stable", "last", "since")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STABLE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     position: _common_pb2.Position
     batch: bytes
     stable: int
     last: bool
-    def __init__(self, position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., batch: _Optional[bytes] = ..., stable: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    since: int
+    def __init__(self, position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., batch: _Optional[bytes] = ..., stable: _Optional[int] = ..., last: _Optional[bool] = ..., since: _Optional[int] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("next", "batch", "stable", "gap", "complete")

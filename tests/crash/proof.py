@@ -194,7 +194,8 @@ class Proof:
             epoch = 0
             while not (self._agreed.done() and epoch >= self._agreed.result()):
                 await writer.write(load.batch(self.seed, number, epoch))
-                await writer.commit(epoch=epoch, stable=load.stable(epoch), wait=epoch % 4 == 3)
+                wait: Any = epoch % 4 == 3
+                await writer.commit(epoch=epoch, stable=load.stable(epoch), wait=wait)
                 epoch += 1
                 self.epochs[number] = epoch
                 if self.enough.is_set() and not self._agreed.done():

@@ -21,7 +21,7 @@ from tests.server.serving import (
     target_of,
 )
 
-NOW = {"now": consumer_pb2.Now()}
+NOW: dict[str, Any] = {"now": consumer_pb2.Now()}
 FINAL = consumer_pb2.DELIVERY_FINAL
 CONSISTENT = consumer_pb2.DELIVERY_CONSISTENT
 PROPERTIES = {

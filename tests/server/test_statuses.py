@@ -152,7 +152,7 @@ def channel() -> Iterator[grpc.Channel]:
 
 @pytest.mark.parametrize("kind", STATUSES)
 @pytest.mark.parametrize("text", ["plain", "line\nline\t100% 'ä' → \U0001f40d"])
-def test_over_a_socket(channel: grpc.Channel, kind: type[LMergeError], text: str) -> None:
+def test_over_a_socket(channel: Any, kind: type[LMergeError], text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary("/Test/Fail")(f"{kind.__name__} {text}".encode(), timeout=WAIT_SECONDS)
     assert raised.value.code() is STATUSES[kind]
@@ -162,9 +162,7 @@ def test_over_a_socket(channel: grpc.Channel, kind: type[LMergeError], text: str
 
 
 @pytest.mark.parametrize("character", ["x", "%", "\n", "ä", "→", "\U0001f40d"])
-def test_a_long_message_over_a_socket_is_still_the_same_error(
-    channel: grpc.Channel, character: str
-) -> None:
+def test_a_long_message_over_a_socket_is_still_the_same_error(channel: Any, character: str) -> None:
     # Between 8 and 16 KiB gRPC refuses headers by chance: once would not be enough.
     for size in (1_000, 2_000, 3_000, 4_000, 50_000) * 4:
         with pytest.raises(grpc.RpcError) as raised:
@@ -177,6 +175,8 @@ def test_a_long_message_over_a_socket_is_still_the_same_error(
 
 
 def test_nobody_there_is_unavailable() -> None:
-    with grpc.insecure_channel("localhost:1") as away, pytest.raises(grpc.RpcError) as raised:
-        away.unary_unary("/Test/Fail")(b"", timeout=WAIT_SECONDS)
+    with grpc.insecure_channel("localhost:1") as away:
+        fail: Any = away.unary_unary("/Test/Fail")
+        with pytest.raises(grpc.RpcError) as raised:
+            fail(b"", timeout=WAIT_SECONDS)
     assert type(error_of(raised.value)) is errors.UnavailableError

@@ -68,7 +68,7 @@ STRANGE_NUMBERS: Final = (
     -1, -2, -(2**31), -(2**62), BEGINNING, BEGINNING + 1, INFINITY - 1,
 )  # fmt: skip
 EVENTS: Final = [("+", 1, 5, 1, "x"), ("+", 2, 9, 2, None), ("+", 3, INFINITY, 3, "z")]
-STRANGE_EVENTS: Final = [
+STRANGE_EVENTS: Final[list[Any]] = [
     [],
     [("+", 5, 5, 1, "x")],
     [("+", 9, 5, 1, "x")],
@@ -206,12 +206,12 @@ def strange(field: FieldDescriptor, pick: random.Random) -> Any:
 
 def change(message: Message, pick: random.Random) -> None:
     """One field somewhere in the message is removed, or gets a strange value."""
-    present = [field for field, _ in message.ListFields()]
+    present: list[Any] = [field for field, _ in message.ListFields()]
     inner = [f for f in present if f.message_type is not None and not f.is_repeated]
     if inner and pick.random() < 0.8:
         change(getattr(message, pick.choice(inner).name), pick)
         return
-    fields = list(message.DESCRIPTOR.fields)
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
     if not fields:
         return
     field = pick.choice(fields)
