@@ -15,6 +15,18 @@ SEED ?=
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What Spark and ZooKeeper run on. A system whose package manager is known gets it.
+JAVA := openjdk-17-jre-headless
+define need_java
+	@command -v java > /dev/null || { \
+		if command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
+			echo "Installing Java ($(JAVA)) ..."; \
+			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install $(JAVA) > /dev/null; \
+		else \
+			echo "Spark needs Java 17 or newer. On Debian and Ubuntu: sudo apt-get install $(JAVA)"; exit 1; \
+		fi; }
+endef
+
 # The environment is made anew when what it needs changes. The compiled loops are made with it,
 # so that no command waits for them later.
 $(READY): pyproject.toml Makefile
@@ -23,6 +35,7 @@ $(READY): pyproject.toml Makefile
 	@$(PYTHON) -m venv --clear $(VENV) || { \
 		echo "Python's venv module is missing. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "Installing lmerge and its tools into $(VENV) ..."
+	$(need_java)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@echo "Compiling the merge's loops (once) ..."
 	@$(BIN)/python -m lmerge.core.warmup
