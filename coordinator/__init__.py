@@ -1,0 +1,1 @@
+"""Everything ZooKeeper: who is a member, what is deployed, and who decides."""
