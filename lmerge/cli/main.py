@@ -26,6 +26,7 @@ from lmerge.cli import (
     subscribe,
     tdb,
     top,
+    zk,
 )
 from lmerge.cli.exits import EXIT_HELP, Exit
 from lmerge.cli.reconstitution import ContractError
@@ -63,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"lmerge {_version()}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
-        merge, tdb, check, gen, demo, server, attach, subscribe, status, top, operate,
+        merge, tdb, check, gen, demo, server, attach, subscribe, status, top, operate, zk,
     ):  # fmt: skip
         command.add_to(commands)
     return result
