@@ -24,6 +24,7 @@ Counters: ``rows_skipped``, ``batches_skipped`` (in micro-batches of ``rows_per_
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -46,7 +48,7 @@ from pyspark.sql.types import StructType
 from lmerge.errors import ConfigurationError, InputError
 from lmerge.times import BEGINNING, INFINITY, earlier
 from replicas.feed_files import FeedFiles
-from replicas.horizon import address_of, count, flush, horizon_at
+from replicas.horizon import address_of, check_address, count, flush, horizon_at
 from replicas.times import duration_us
 
 NAME: Final = "lmerge-feed"
@@ -85,6 +87,8 @@ class Settings:
         for needed in ("path", "time"):
             if not plain.get(needed):
                 raise ConfigurationError(f"{NAME} needs the option {needed!r}")
+        if plain.get("horizon"):
+            check_address(plain["horizon"])
         files = plain.get("maxfilespertrigger")
         rows = plain.get("rowsperbatch") or plain.get("maxrowspertrigger")
         return cls(
@@ -143,10 +147,12 @@ def feed(
     if schema is None:
         schema = _spark_schema(files.infer())
     elif isinstance(schema, str):
-        schema = spark.createDataFrame([], schema).schema
+        schema = _schema_of(spark, schema)
     files.check_time(_arrow_schema(schema))
-    spark.dataSource.register(FeedSource)
-    return spark.readStream.format(NAME).schema(schema).options(**options).load()
+    name = NAME
+    while not _register(spark, FeedSource, name):
+        name = f"{NAME}-{next(_numbers)}"
+    return spark.readStream.format(name).schema(schema).options(**options).load()
 
 
 def register_feed(spark: SparkSession) -> None:
@@ -157,7 +163,43 @@ def register_feed(spark: SparkSession) -> None:
         # Options cannot be late: the horizon of the session is part of the class.
         session_horizon = address
 
-    spark.dataSource.register(SessionFeed)
+    if not _register(spark, SessionFeed, NAME):
+        raise ConfigurationError(
+            f"{NAME} was registered with the session from which this one was made, and Spark does "
+            "not replace it: use replicas.feed.feed() instead"
+        )
+
+
+_numbers = itertools.count(1)
+
+
+def _register(spark: SparkSession, source: type[FeedSource], name: str) -> bool:
+    """False where the session cannot have one of that name.
+
+    Spark 4.3 neither replaces nor finds a source that was registered with the session
+    from which this one was made.
+    """
+
+    class Named(source):  # type: ignore[misc, valid-type]  # a class that is only known here
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    try:
+        spark.dataSource.register(Named)
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        return False
+    return True
+
+
+def _schema_of(spark: SparkSession, text: str) -> StructType:
+    try:
+        return spark.createDataFrame([], text).schema
+    except PySparkException as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(f"schema {text!r} is none: {reason}") from None
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from lmerge.errors import ConfigurationError
 from lmerge.times import BEGINNING
-from replicas.horizon_links import COUNTERS_MAX, count, flush, horizon_at
+from replicas.horizon_links import COUNTERS_MAX, check_address, count, flush, horizon_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,8 @@ HELLO_SECONDS: Final = 5.0  # within which the token must come
 LINE_BYTES_MAX: Final = 65_536
 
 __all__ = [
-    "CONF", "HorizonServer", "address_of", "count", "flush", "horizon_at", "seconds_saved", "serve",
+    "CONF", "HorizonServer", "address_of", "check_address", "count", "flush", "horizon_at",
+    "seconds_saved", "serve",
 ]  # fmt: skip
 
 

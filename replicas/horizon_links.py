@@ -24,6 +24,22 @@ BACKOFF_SECONDS: Final = (0.05, 2.0)  # first, largest
 FORGET_SECONDS: Final = 60.0  # a server that is away for so long is asked anew only when needed
 
 
+def check_address(address: str) -> None:
+    """Refuse what cannot be the address of a server."""
+    _parsed(address)
+
+
+def _parsed(address: str) -> tuple[tuple[str, int], str]:
+    try:
+        place, token = address.rsplit("/", 1)
+        host, port = place.rsplit(":", 1)
+        return (host.strip("[]"), int(port)), token
+    except ValueError:
+        raise ConfigurationError(
+            f"{address!r} is not the address of a horizon (host:port/token)"
+        ) from None
+
+
 class _Link:
     """A worker's connection to one server, with the thread that keeps it."""
 
@@ -34,14 +50,7 @@ class _Link:
         self.lock = threading.Lock()
         self.sock: socket.socket | None = None
         self.counts: dict[str, float] = {}
-        try:
-            place, self._token = address.rsplit("/", 1)
-            host, port = place.rsplit(":", 1)
-            self._place = (host.strip("[]"), int(port))
-        except ValueError:
-            raise ConfigurationError(
-                f"{address!r} is not the address of a horizon (host:port/token)"
-            ) from None
+        self._place, self._token = _parsed(address)
         threading.Thread(target=self._run, name="lmerge-horizon-link", daemon=True).start()
 
     def add(self, name: str, n: float) -> None:
