@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from replicas.options import NAME
 from replicas.source import MergeReader, Settings
+from replicas.writing import MergeWriter
 
 
 class LmergeSource(DataSource):
@@ -32,6 +33,10 @@ class LmergeSource(DataSource):
     def streamReader(self, schema: StructType) -> MergeReader:  # noqa: N802 (Spark's name)
         """Plans in one long-lived process beside the driver, and reads in the executors."""
         return MergeReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MergeWriter:  # noqa: N802
+        """Writes in the executors, and commits beside the driver; Spark's names, exactly."""
+        return MergeWriter(self.options, schema, overwrite)
 
 
 def register(spark: SparkSession) -> None:

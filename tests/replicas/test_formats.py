@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's word)
 
 from lmerge.client import SyncReader, SyncWriter
 from lmerge.core.batch import element_schema
@@ -215,3 +216,145 @@ def test_bad_options_are_refused_by_name(
     said = {"merge": "final", **options}
     with pytest.raises(Exception, match=reason):
         source(lmerge, server, **said)
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def feed_files(spark: SparkSession, folder: Path, schema: str) -> DataFrame:
+    """A stream of Parquet files, one a batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def put(spark: SparkSession, folder: Path, schema: str, *rows: tuple[Any, ...]) -> None:
+    spark.createDataFrame(list(rows), schema).coalesce(1).write.mode("append").parquet(str(folder))
+
+
+def sink(df: DataFrame, server: ServerProcess, checkpoint: Path, mode: str, **options: str) -> None:
+    """Run what is there now through the sink."""
+    query = (
+        df.writeStream.format("lmerge")
+        .options(server=server.target, **options)
+        .option("checkpointLocation", str(checkpoint))
+        .outputMode(mode)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT_S)
+
+
+def events(server: ServerProcess, merge: str, upto: int) -> list[str]:
+    """What the merge says until it is stable up to a time."""
+    found: list[str] = []
+    with SyncReader(server.target, merge) as reader:
+        for element in reader.elements():
+            found.append(str(element))
+            if found[-1] == f"stable({upto})":
+                return found
+    raise AssertionError(found)
+
+
+ROWS = "vs BIGINT, ve BIGINT, k BIGINT, promise BIGINT"
+
+
+def test_what_is_appended_is_one_stream_and_a_batch_that_is_run_again_changes_nothing(
+    lmerge: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    files, checkpoint = tmp_path / "in", tmp_path / "c"
+    said = {"merge": "appended", "stream": "a", "vs": "vs", "ve": "ve", "stable": "promise"}
+    df = feed_files(lmerge, files, ROWS)
+    put(lmerge, files, ROWS, (1, 5, 10, 1), (2, None, 20, 2))
+    sink(df, server, checkpoint, "append", **said)
+    put(lmerge, files, ROWS, (3, 6, 30, 3), (1, 9, 99, 3))  # the second is late
+    sink(df, server, checkpoint, "append", **said)
+    for name in ("1", ".1.crc"):  # a crash before Spark knew that the batch was done
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    sink(df, server, checkpoint, "append", **said)
+    put(lmerge, files, ROWS, (7, 8, 40, 7))
+    sink(df, server, checkpoint, "append", **said)
+    assert events(server, "appended", 7) == [
+        "insert({'k': 10}, 1, 5)",
+        "insert({'k': 20}, 2, ∞)",
+        "stable(2)",
+        "insert({'k': 30}, 3, 6)",
+        "stable(3)",
+        "insert({'k': 40}, 7, 8)",
+        "stable(7)",
+    ]
+
+
+def test_the_watermark_is_the_stable_point_of_a_windowed_count(
+    lmerge: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    files, schema = tmp_path / "in", "s BIGINT"
+    df = feed_files(lmerge, files, schema).selectExpr("timestamp_seconds(s) AS t")
+    counted = df.withWatermark("t", "0 seconds").groupBy(F.window("t", "10 seconds")).count()
+    for seconds in ((1, 2, 11), (25,)):
+        put(lmerge, files, schema, *((s,) for s in seconds))
+        sink(counted, server, tmp_path / "c", "append", merge="counts", stream="a", slide="10 s")
+    assert events(server, "counts", 25_000_000)[-1] == "stable(25000000)"
+    read = source(lmerge, server, "counts", delivery="eager")
+    got = Sunk(read.selectExpr("vs", "ve", "count", "unix_micros(window.start)"), tmp_path / "d")
+    assert got.ended() == [
+        (10_000_000, 20_000_000, 2, 0),
+        (20_000_000, 30_000_000, 1, 10_000_000),
+    ]
+
+
+def test_complete_mode_sends_differences_also_after_a_restart(
+    lmerge: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    files, schema = tmp_path / "in", "k STRING"
+    df = feed_files(lmerge, files, schema).groupBy("k").count()
+    df = df.selectExpr("1L AS vs", "k", "count", "IF(k = 'c', 2L, 0L) AS promise")
+    said = {"merge": "complete", "stream": "a", "vs": "vs", "key": "k", "stable": "promise"}
+    for keys in ("ab", "a", "c"):
+        put(lmerge, files, schema, *((key,) for key in keys))
+        sink(df, server, tmp_path / "c", "complete", **said)
+    read = source(lmerge, server, "complete", delivery="eager").drop("vold", "vs")
+    got = Sunk(read, tmp_path / "d").ended()
+    assert sorted(got[:2]) == [("insert", INFINITY, 1, "a"), ("insert", INFINITY, 1, "b")]
+    # The merge is lazy: what replaces comes at once, what is replaced goes when it must.
+    assert sorted(got[2:]) == [
+        ("adjust", 1, 1, "a"),
+        ("insert", INFINITY, 1, "c"),
+        ("insert", INFINITY, 2, "a"),
+    ]
+
+
+def test_a_merge_feeds_another(lmerge: SparkSession, server: ServerProcess, tmp_path: Path) -> None:
+    epochs = [
+        (inserts(*((10 * n + i, 10 * n + 9, i) for i in range(3))), 10 * n + 10) for n in range(4)
+    ]
+    said = {"merge": "upper", "stream": "a", "vs": "vs", "ve": "ve", "stable": "none"}
+    for n in range(4):
+        write_k(server, "lower", epochs[n])
+        lower = source(lmerge, server, "lower", max_rows_per_batch="2")
+        sink(lower, server, tmp_path / "c", "append", **said)
+    upper = source(lmerge, server, "upper", delivery="eager").select("vs", "ve", "k")
+    got = Sunk(upper, tmp_path / "d").ended()
+    assert sorted(got) == [(10 * n + i, 10 * n + 9, i) for n in range(4) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"vs": "start"}, "vs names the column 'start'"),
+        ({"vs": "k"}, "is string: a time is a timestamp, a date or a number"),
+        ({}, "no lifetime"),
+        ({"vs": "vs", "ve": "t"}, "in different units"),
+        ({"vs": "vs", "restriction": "R9"}, "restriction is R0 to R4"),
+    ],
+)
+def test_a_sink_refuses_bad_options_by_name(
+    lmerge: SparkSession,
+    server: ServerProcess,
+    tmp_path: Path,
+    options: dict[str, str],
+    reason: str,
+) -> None:
+    df = feed_files(lmerge, tmp_path / "in", "vs BIGINT, t TIMESTAMP, k STRING")
+    put(lmerge, tmp_path / "in", "vs BIGINT, t TIMESTAMP, k STRING", (1, None, "a"))
+    with pytest.raises(Exception, match=reason):
+        sink(df, server, tmp_path / "c", "append", merge="refused", stream="a", **options)
