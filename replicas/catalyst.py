@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from py4j.java_gateway import get_field  # type: ignore[import-untyped]  # it ships no types
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it ships no types
+from py4j.java_gateway import get_field
+from py4j.protocol import Py4JError
 
 from replicas.times import DAY_US
 
 TEXT_CHARS_MAX: Final = 90
 _ID: Final = re.compile(r"#\d+L?(-T\d+ms)?")
-_TIMES: Final = ("timestamp", "timestamp_ntz")
+TIMES: Final = ("timestamp", "timestamp_ntz")
 
 Node = Any
 """A logical plan in the JVM."""
@@ -190,7 +190,7 @@ def instant(expression: Expression, shared: dict[str, Expression] | None = None)
         return None if meant is None else instant(meant, shared)
     if name in ("Alias", "DatetimeSub") or (
         name == "Cast"
-        and type_name(expression) in _TIMES
+        and type_name(expression) in TIMES
         and type_name(expression) == type_name(expression.child())
     ):
         return instant(children(expression)[0], shared)
@@ -222,6 +222,11 @@ def _constant_interval(expression: Expression) -> int | None:
 
 def _finer(type_of: str) -> bool:
     return any(type_of.startswith(f"interval {unit}") for unit in ("hour", "minute", "second"))
+
+
+def python_name(node: Node) -> str:
+    """The name of the Python function that a node runs."""
+    return str(node.functionExpr().name())
 
 
 def join_bounds(condition: Expression, left: set[int], right: set[int]) -> Bounds:
@@ -272,7 +277,7 @@ def _is_time(expression: Expression, shared: dict[str, Expression]) -> bool:
     if kind(expression) == "CommonExpressionRef":
         expression = shared.get(str(expression.id().toString()), expression)
     name = type_name(expression)
-    return name in _TIMES or name.startswith("struct<start:timestamp")
+    return name in TIMES or name.startswith("struct<start:timestamp")
 
 
 def _conjuncts(

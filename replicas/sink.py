@@ -16,6 +16,7 @@ return to Spark. A crash in between repeats the batch under the same number.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from lmerge.client import Acknowledgement, SyncWriter
-from lmerge.errors import DetachedError
+from lmerge.errors import DetachedError, LMergeError
 from lmerge.times import BEGINNING
 from replicas.epochs import Memory, Progress
 from replicas.events import Events, events_of
@@ -36,10 +37,14 @@ from replicas.tasks import PARTS, Tasks
 
 
 class Watermarks:
-    """The watermark of each batch, from the query's own offset log."""
+    """The watermark of each batch, from the query's own offset log.
 
-    def __init__(self, checkpoint: Storage) -> None:
+    ``behind_us`` is how far before it a later result can still start (see the plan's analysis).
+    """
+
+    def __init__(self, checkpoint: Storage, behind_us: int = 0) -> None:
         self._checkpoint = checkpoint
+        self._behind_us = behind_us
 
     def of(self, epoch: int) -> int | None:
         """In microseconds; None when the query has none yet."""
@@ -48,7 +53,7 @@ class Watermarks:
             return None
         metadata = content.decode().splitlines()[1]
         millis = int(json.loads(metadata).get("batchWatermarkMs", 0))
-        return millis * 1000 if millis > 0 else None
+        return millis * 1000 - self._behind_us if millis > 0 else None
 
 
 @dataclass
@@ -65,6 +70,10 @@ class Counters:
         """For a commit."""
         own = {name: float(getattr(self, name)) for name in ("rows", "late", "withheld")}
         return {**own, "state_rows": float(self.state_rows), **self.more()}
+
+
+class DrainedError(LMergeError):
+    """The replica is being stopped."""
 
 
 class Sink:
@@ -98,14 +107,25 @@ class Sink:
         self.counters = Counters()
         self.failure: Exception | None = None
         self.epoch: int | None = None  # the last one committed
+        self._at_work = threading.Lock()
+        self._draining = False
 
     def run(self, rows: DataFrame, epoch: int) -> None:
         """One micro-batch."""
-        try:
-            self._run(rows, epoch)
-        except Exception as error:
-            self.failure = error  # Spark wraps it in a trace of its own
-            raise
+        with self._at_work:
+            if self._draining:
+                raise DrainedError(f"batch {epoch} is left for the next start")
+            try:
+                self._run(rows, epoch)
+            except Exception as error:
+                self.failure = error  # Spark wraps it in a trace of its own
+                raise
+
+    def drain(self, seconds: float) -> None:
+        """Take no further batch; returns when the one at hand is committed, or time is up."""
+        self._draining = True
+        if self._at_work.acquire(timeout=seconds):
+            self._at_work.release()
 
     def _run(self, rows: DataFrame, epoch: int) -> None:
         before = self._before(epoch)

@@ -21,6 +21,7 @@ from lmerge.cli import (
     gen,
     merge,
     operate,
+    replica,
     server,
     status,
     subscribe,
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"lmerge {_version()}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
-        merge, tdb, check, gen, demo, server, attach, subscribe, status, top, operate, zk,
+        merge, tdb, check, gen, demo, server, attach, subscribe, replica, status, top, operate, zk,
     ):  # fmt: skip
         command.add_to(commands)
     return result

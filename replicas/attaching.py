@@ -1,0 +1,219 @@
+"""``replicas.attach``: a streaming DataFrame becomes a replica of a merge.
+
+What is not said is derived from the plan (:mod:`replicas.analysis`): the lifetime of a windowed
+result, the key of a revised one, the restriction. What is said wins, and is verified while the
+query runs: a stream that breaks what it declared is quarantined by the server, and the query
+stops with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from lmerge.client import Retry, Security, SyncWriter
+from lmerge.core.properties import Restriction
+from lmerge.errors import ConfigurationError
+from lmerge.wire.rows import schema_bytes
+from replicas.analysis import Analysis, analyse
+from replicas.epochs import Memory
+from replicas.horizon import CONF, HorizonServer, serve
+from replicas.lifetimes import Lifetimes, lifetimes
+from replicas.revisions import Revisions
+from replicas.sink import Sink, Watermarks
+from replicas.storage import Storage
+from replicas.tasks import Tasks
+from replicas.types import payload_schema
+
+WATERMARK: Final = "watermark"
+DRAIN_SECONDS: Final = 60.0
+"""How long stopping may wait for the batch at hand, which otherwise is run again."""
+Mode = Literal["append", "update", "complete"]
+Path = Literal["auto", "driver", "tasks"]
+
+
+class Replica:
+    """A started query that is a replica; whatever it has not itself it has from the query."""
+
+    def __init__(
+        self, query: StreamingQuery, writer: SyncWriter, sink: Sink, analysis: Analysis
+    ) -> None:
+        self.query = query
+        self.writer = writer
+        self.sink = sink
+        self.analysis = analysis
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.query, name)
+
+    @property
+    def horizon(self) -> int | None:
+        """What ends before it is not needed from this replica any more."""
+        return self.writer.writer.horizon
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the query has stopped, without Spark's trace around it; None while all is well."""
+        return self.sink.failure
+
+    def stop(self, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Stop the query after the batch at hand; the stream pauses, and can be resumed."""
+        try:
+            self.sink.drain(drain_seconds)
+            self.query.stop()
+        finally:
+            self.writer.close(drain=False)
+
+    def detach(self, reason: str = "") -> None:
+        """Stop, and leave the merge for good."""
+        self.sink.drain(DRAIN_SECONDS)
+        self.query.stop()
+        self.writer.detach(reason)
+        self.writer.close()
+
+
+def attach(
+    df: DataFrame,
+    *,
+    merge: str,
+    server: str,
+    stream: str,
+    checkpoint: str,
+    mode: Mode = "append",
+    vs: str | None = None,
+    ve: str | None = None,
+    payload: Sequence[str] | None = None,
+    key: Sequence[str] | None = None,
+    stable: str | None = WATERMARK,
+    restriction: Restriction | str | None = None,
+    path: Path = "auto",
+    from_time: int | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    security: Security | None = None,
+    retry: Retry | None = None,
+    options: Mapping[str, Any] | None = None,
+    **declared: bool,
+) -> Replica:
+    """Start ``df`` as the stream ``stream`` of ``merge``; returns when the server has taken it.
+
+    - ``mode``: the output mode. Update and complete revise: they need ``key``, by default the
+      columns that the plan groups by.
+    - ``vs``, ``ve``, ``payload``: see :mod:`replicas.lifetimes`.
+    - ``stable``: ``"watermark"``, or a column or SQL expression over a result's row that promises
+      that no further row starts before it; None promises nothing.
+    - ``restriction``: overrides what the plan's analysis found, which ``declared`` (for example
+      ``ordered_input=True``) informs of what a plan cannot show.
+    - ``path``: rows go from the driver, or straight from the tasks (append mode, results that need
+      no order); ``auto`` takes the tasks when there are several executors.
+    - ``trigger``: as ``DataStreamWriter.trigger`` takes it. ``options``: for a new merge.
+    """
+    if not df.isStreaming:
+        raise ConfigurationError("a replica runs a streaming DataFrame; this one is a batch's")
+    if mode not in ("append", "update", "complete"):
+        raise ConfigurationError(f"mode is append, update or complete, not {mode!r}")
+    spark = df.sparkSession
+    analysis = analyse(df, mode, vs=vs, ve=ve, payload=payload, key=key, **declared)
+    chosen = Restriction(restriction) if restriction is not None else analysis.restriction
+    times = lifetimes(df, vs, ve, None if payload is None else list(payload), analysis.window)
+    schema = payload_schema(times.schema)
+    storage = Storage(spark, checkpoint)
+    revisions = None if mode == "append" else Revisions(
+        schema, _keys(key, analysis, times), complete=mode == "complete"
+    )  # fmt: skip
+    memory = Memory(storage, revisions)
+    # A source or step that skips has made the session's horizon before the plan was complete.
+    horizon = serve(spark) if spark.conf.get(CONF, None) else None
+    writer = SyncWriter(
+        server,
+        merge,
+        stream,
+        schema,
+        lineage=memory.lineage(),
+        from_time=from_time,
+        properties=chosen.requires,
+        options={"restriction": chosen.value, **(options or {})},
+        security=security,
+        retry=retry,
+        on_feedback=None if horizon is None else horizon.advance,
+    )
+    sink = Sink(
+        writer, times, schema, memory, revisions,
+        _watermarks(storage, times, analysis) if stable == WATERMARK else None,
+        promise=None if stable in (None, WATERMARK) else times.time_of(df, str(stable)),
+        horizon=None if horizon is None else lambda: horizon.horizon,
+        in_order=chosen.requires.ordered,
+        tasks=_tasks(df, path, mode, chosen, horizon, Tasks(
+            server, merge, stream, schema_bytes(schema), security or Security()
+        )),
+    )  # fmt: skip
+    try:
+        welcome = writer.attach()
+        if horizon is not None:
+            sink.counters.more = horizon.counters
+            if welcome.horizon is not None:
+                horizon.advance(welcome.horizon)
+        started = df.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
+        started = started.queryName(f"{merge}-{stream}").trigger(
+            **(trigger or {"processingTime": "0 seconds"})
+        )
+        query = started.foreachBatch(sink.run).start()
+    except BaseException:
+        writer.close(drain=False)
+        raise
+    return Replica(query, writer, sink, analysis)
+
+
+def _keys(key: Sequence[str] | None, analysis: Analysis, times: Lifetimes) -> tuple[str, ...]:
+    keys = tuple(key) if key is not None else analysis.keys
+    if not keys:
+        raise ConfigurationError(
+            "results that are revised need a key: the plan shows no grouping columns; name the"
+            " columns that identify a row with key=[…]"
+        )
+    missing = [name for name in keys if name not in times.payload]
+    if missing:
+        raise ConfigurationError(
+            f"key columns {missing} are not in the payload {list(times.payload)}"
+        )
+    return keys
+
+
+def _watermarks(storage: Storage, times: Lifetimes, analysis: Analysis) -> Watermarks | None:
+    """What this stream's stable point comes from; an error when it should come and cannot."""
+    if times.in_micros:
+        return Watermarks(storage, analysis.behind_us or 0)
+    if analysis.watermark is not None:
+        raise ConfigurationError(
+            "vs is a number and the query's watermark a time: say with stable=… what promises"
+            " that no earlier row comes, or stable=None"
+        )
+    return None
+
+
+def _tasks(
+    df: DataFrame,
+    path: Path,
+    mode: Mode,
+    restriction: Restriction,
+    horizon: HorizonServer | None,
+    tasks: Tasks,
+) -> Tasks | None:
+    """Whether tasks write themselves."""
+    reasons = {
+        f"{mode} mode needs the results before": mode != "append",
+        f"{restriction.value} needs one order": restriction.requires.ordered,
+        "what is partly skipped must be held back": horizon is not None,
+    }
+    against = [reason for reason, holds in reasons.items() if holds]
+    if path == "tasks" and against:
+        raise ConfigurationError(f"path='tasks' is not possible: {against[0]}")
+    if path not in ("auto", "driver", "tasks"):
+        raise ConfigurationError(f"path is auto, driver or tasks, not {path!r}")
+    if path == "driver" or against:
+        return None
+    context: Any = df.sparkSession.sparkContext
+    executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
+    return tasks if path == "tasks" or executors > 1 else None

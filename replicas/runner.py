@@ -1,0 +1,126 @@
+"""``lmerge replica run``: one replica as a process of its own.
+
+It starts Spark, runs the user's ``build(spark)``, attaches the result, and reports each batch in a
+line of Spark's own progress fields. SIGTERM and SIGINT drain: the batch at hand is finished and
+committed, and the stream pauses (its checkpoint resumes it). A query that dies ends the process
+with the reason in a line and a status that is not 0.
+
+A build may return a DataFrame, or a DataFrame and a dict of :func:`replicas.attach`'s options: what
+belongs to the plan (``mode``, ``vs``, ``ve``, ``key``, …) then stands beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from lmerge.client import Security
+from lmerge.errors import LMergeError
+from replicas.attaching import Replica, attach
+from replicas.loading import Build, load_build, query_of, reason
+from replicas.session import session
+
+Say = Callable[[str], None]
+
+POLL_S: Final = 0.2
+"""How long it may take until a signal, a dead query or a new batch is noticed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run."""
+
+    build: str  # file.py:function
+    merge: str
+    server: str
+    name: str
+    checkpoint: str
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # attach's
+    security: Security | None = None
+    as_json: bool = False
+
+
+def run(job: Job, say: Say) -> int:
+    """Run until a signal or the query's end; 0 when it was asked to stop, or had no more to do."""
+    build = load_build(job.build)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    spark = session(f"lmerge {job.merge}/{job.name}", job.master, job.conf)
+    # Python's handlers again: the JVM's gateway has put its own in their place.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        replica = start(job, spark, build)
+        say(f"replica {job.name} attached to {job.merge} at {job.server}")
+        try:
+            _watch(replica, stopping, say, as_json=job.as_json)
+        finally:
+            replica.stop()
+        failed = replica.failure or (None if stopping.is_set() else replica.query.exception())
+        if failed is not None:
+            raise ReplicaError(reason(failed))
+        say(f"replica {job.name} paused after epoch {replica.sink.epoch}")
+    except (Py4JError, ConnectionError) as error:
+        if not stopping.is_set():
+            raise ReplicaError(f"Spark's JVM has ended: {reason(error)}") from error
+        # The signal was sent to all of them. What was not committed is run again.
+        say(f"replica {job.name} paused; Spark had ended before the batch at hand did")
+    finally:
+        with contextlib.suppress(Py4JError, ConnectionError):
+            spark.stop()
+    return 0
+
+
+class ReplicaError(LMergeError):
+    """The query of a replica has died."""
+
+
+def start(job: Job, spark: SparkSession, build: Build) -> Replica:
+    """Build and attach."""
+    df, plan = query_of(build, job.build, spark)
+    return attach(
+        df,
+        merge=job.merge,
+        server=job.server,
+        stream=job.name,
+        checkpoint=job.checkpoint,
+        security=job.security,
+        **{**plan, **job.options},
+    )
+
+
+def _watch(replica: Replica, stopping: threading.Event, say: Say, *, as_json: bool) -> None:
+    told = -1
+    while not stopping.wait(POLL_S) and replica.query.isActive:
+        told = _tell(replica, told, say, as_json=as_json)
+    _tell(replica, told, say, as_json=as_json)
+
+
+def _tell(replica: Replica, told: int, say: Say, *, as_json: bool) -> int:
+    """Say what is new of the query's progress; the last batch that has been told of."""
+    for progress in replica.query.recentProgress:
+        batch = int(progress["batchId"])
+        if batch <= told:
+            continue
+        told = batch
+        if as_json:
+            say(json.dumps(json.loads(progress.json)))
+            continue
+        duration = progress["durationMs"].get("triggerExecution", 0)
+        watermark = progress["eventTime"].get("watermark", "-") if progress["eventTime"] else "-"
+        say(
+            f"batch {batch}: {progress['numInputRows']} rows in {duration} ms, watermark"
+            f" {watermark}, {replica.writer.state}"
+        )
+    return told
