@@ -1,6 +1,6 @@
 """Which restriction a query's result satisfies, derived from its plan (§IV.G of the paper).
 
-Callers may rely on this: what an :class:`Analysis` claims follows from the plan, the output mode and
+Callers may rely on this: what an :class:`Analysis` claims follows from the plan, the mode and
 what was declared; what does not follow is not claimed. Without a key that is R4, with one R3.
 
 - Append mode only inserts. An aggregate by a watermarked window emits each group once, behind the
