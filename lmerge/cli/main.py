@@ -18,6 +18,7 @@ from lmerge.cli import (
     attach,
     check,
     demo,
+    explain_plan,
     gen,
     merge,
     operate,
@@ -65,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"lmerge {_version()}")
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
-        merge, tdb, check, gen, demo, server, attach, subscribe, replica, status, top, operate, zk,
+        merge, tdb, check, gen, demo, server, attach, subscribe, replica, explain_plan, status, top,
+        operate, zk,
     ):  # fmt: skip
         command.add_to(commands)
     return result
