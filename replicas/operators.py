@@ -2,7 +2,7 @@
 
 Callers may rely on this: what :func:`kept` says is true of every run of the plan, on any input that
 is as declared. Where that cannot be shown it says less: an operator that is not known loses
-everything. It builds on what Spark does, as seen in its source: an aggregate with a watermark in
+everything. It builds on what Spark does, as seen in runs of it: an aggregate with a watermark in
 append mode emits, in each epoch, exactly the groups whose window ends after the last epoch's
 watermark and not after this one's; and on what the sink does: it sorts an epoch's rows by start,
 and keeps the order of equal starts.
@@ -33,7 +33,7 @@ from replicas.columns import (
     renamed,
     role_of,
 )
-from replicas.fast_forward import ENDS
+from replicas.fast_forwarding import ENDS
 
 STATIC: Final = "static"
 """The mode of a reading of a table: nothing of it streams."""
