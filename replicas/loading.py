@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,6 +26,7 @@ DEFAULT: Final = "build"
 """The function that is meant when none is said."""
 
 Build = Callable[[SparkSession], Any]
+_RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 
 
 def load_build(said: str) -> Build:
@@ -75,7 +78,11 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    if isinstance(error, PySparkException | LMergeError):
+    if isinstance(error, PySparkException):
+        # What the user's own function raised in a worker stands at the end of its traceback.
+        raised = [line for line in lines if _RAISED.match(line)]
+        return raised[-1] if raised else lines[0]
+    if isinstance(error, LMergeError):
         return lines[0]
     return f"{type(error).__name__}: {lines[0]}"
 
@@ -103,6 +110,9 @@ def _from_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_error(path.name, error, str(path)) from error
+    # Its functions go to the workers with their code: the file need not be there.
+    register: Any = cloudpickle.register_pickle_by_value  # which has no types
+    register(module)
     return module
 
 

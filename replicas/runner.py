@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)  # attach's
     security: Security | None = None
     as_json: bool = False
+    log_level: str = "FATAL"  # of Spark: what ends the query is told in a line of ours
 
 
 def run(job: Job, say: Say) -> int:
@@ -57,6 +59,8 @@ def run(job: Job, say: Say) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     spark = session(f"lmerge {job.merge}/{job.name}", job.master, job.conf)
+    spark.sparkContext.setLogLevel(job.log_level)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Python's handlers again: the JVM's gateway has put its own in their place.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

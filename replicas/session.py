@@ -6,6 +6,8 @@ figures behind them are those of ``make bench-replicas``.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,6 +40,8 @@ def session(
     name: str, master: str | None = None, more: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Start Spark. Without ``master``, what spark-submit or the environment says, else local[1]."""
+    # Workers run on the Python that runs this, unless the environment says otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     settings = dict(SETTINGS)
     local = master is None or master.startswith("local")

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     BAD_INPUT = 2
     BROKEN_PROMISE = 3
     NOT_YET_EQUAL = 4
+    DIED = 5
     DEFECT = 70  # sysexits' EX_SOFTWARE: 1, Python's own, would read as a contradiction
     INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
     BROKEN_PIPE = 141  # 128 + SIGPIPE, as of any program whose reader went away
@@ -29,4 +30,5 @@ exit status:
   2  bad input (the file, the line and the reason are on stderr), or a wrong command line
   3  a stream broke its promises (merge: only with --strict)
   4  check: not equal yet, but the streams can still become so
+  5  replica: the query died (the reason is on stderr)
 """

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lmerge.cli import connection
+from lmerge.cli.exits import Exit
+from lmerge.cli.terminal import Terminal
 from lmerge.errors import ConfigurationError
 
 DESCRIPTION = """\
@@ -54,6 +56,10 @@ def add_to(commands: Any) -> None:
     run_parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's; may be repeated"
     )
+    run_parser.add_argument(
+        "--log-level", default="FATAL", choices=("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"),
+        help="of Spark's own log, on stderr (default: FATAL; why a query died is told anyway)",
+    )  # fmt: skip
     run_parser.add_argument("--json", action="store_true", help="progress as JSON lines")
     connection.add_to(run_parser)
     run_parser.set_defaults(run=run)
@@ -68,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"--conf takes KEY=VALUE, not {each!r}")
         conf[key] = value
     try:
-        from replicas.runner import Job
+        from replicas.runner import Job, ReplicaError
         from replicas.runner import run as run_job
     except ModuleNotFoundError as error:
         if error.name != "pyspark":
@@ -77,18 +83,21 @@ def run(arguments: argparse.Namespace) -> int:
     names = ("mode", "vs", "ve", "key", "stable", "restriction", "path")
     said = {name: getattr(arguments, name) for name in names}
     default = Path("checkpoints") / arguments.merge / arguments.name
-    return run_job(
-        Job(
-            arguments.build,
-            arguments.merge,
-            arguments.server,
-            arguments.name,
-            arguments.checkpoint or str(default.absolute()),
-            arguments.master,
-            conf,
-            {name: value for name, value in said.items() if value is not None},
-            connection.security(arguments),
-            arguments.json,
-        ),
-        lambda text: print(text, flush=True),
+    job = Job(
+        arguments.build,
+        arguments.merge,
+        arguments.server,
+        arguments.name,
+        arguments.checkpoint or str(default.absolute()),
+        arguments.master,
+        conf,
+        {name: value for name, value in said.items() if value is not None},
+        connection.security(arguments),
+        arguments.json,
+        arguments.log_level,
     )
+    try:
+        return run_job(job, lambda text: print(text, flush=True))
+    except ReplicaError as error:
+        Terminal().say(str(error))
+        return Exit.DIED

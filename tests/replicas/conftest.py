@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def spark() -> Iterator[SparkSession]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     os.environ["PYSPARK_PYTHON"] = sys.executable  # and not whatever python3 is on the path
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
         SparkSession.builder.master("local[1]")
         .appName("tests")

@@ -23,8 +23,8 @@ from pyspark.sql.types import LongType, StructType, TimestampType
 
 from lmerge.errors import ConfigurationError, InputError
 from lmerge.times import BEGINNING
-from replicas import feed as feeds
-from replicas.feed import FeedReader, Settings, feed, register_feed
+from replicas import feeding as feeds
+from replicas.feeding import FeedReader, Settings, feed, register_feed
 from replicas.horizon import CONF, HorizonServer, serve
 from tests.replicas.test_horizon import until
 
@@ -161,7 +161,7 @@ def test_a_feed_can_be_a_format_of_the_session(spark: SparkSession, tmp_path: Pa
     server.advance(instant(4))
     df = spark.readStream.format("lmerge-feed").option("time", "ts").load(str(folder))
     assert Run(df, tmp_path / "check").finish() == {0: list(range(4, 10))}
-    with pytest.raises(ConfigurationError, match=r"use replicas\.feed\.feed\(\) instead"):
+    with pytest.raises(ConfigurationError, match=r"use replicas\.feed\(\) instead"):
         register_feed(spark.newSession())
     server.close()
     spark.conf.unset(CONF)

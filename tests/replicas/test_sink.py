@@ -32,6 +32,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture
+def spark(spark: SparkSession) -> SparkSession:
+    """A session of a test's own: the horizon that others' have is not theirs."""
+    return spark.newSession()
+
+
 def write_input(directory: Path, *, seed: int, files: int = 6, disorder: int = 8) -> None:
     """Rows in disorder, and one far later that closes every window."""
     pick = random.Random(seed)
@@ -115,7 +121,7 @@ def test_replicas_of_different_plans_merge_into_one_truth(
                 mode=mode,  # type: ignore[arg-type]
                 checkpoint=str(tmp_path / stream),
                 options={"restriction": "R3"},
-            )  # fmt: skip
+            )
         )
     expected = counts_truth(spark, tmp_path / "in")
     assert before(read_until(server.target, "both", END), END) == before(expected, END)

@@ -166,7 +166,7 @@ def register_feed(spark: SparkSession) -> None:
     if not _register(spark, SessionFeed, NAME):
         raise ConfigurationError(
             f"{NAME} was registered with the session from which this one was made, and Spark does "
-            "not replace it: use replicas.feed.feed() instead"
+            "not replace it: use replicas.feed() instead"
         )
 
 

@@ -45,7 +45,7 @@ def fast_forward(
     """``df`` without the rows that cannot matter any more, by the horizon of each moment.
 
     ``ends`` is an SQL expression over the columns of ``df``: the latest time until which a row can
-    matter. ``horizon`` is as for :func:`replicas.feed.feed`.
+    matter. ``horizon`` is as for :func:`replicas.feed`.
     """
     address = address_of(df.sparkSession, horizon)
     look_back_us = duration_us(look_back)
