@@ -142,7 +142,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    made = tmp_path / request.node.name.replace("[", "-").replace("]", "")
+    made: Path = tmp_path / request.node.name.replace("[", "-").replace("]", "")
     made.mkdir()
     return made
 
