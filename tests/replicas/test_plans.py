@@ -1,0 +1,119 @@
+"""The example plans: alone and together they come to what a batch job says.
+
+The replicas of a merge differ in plan, partitions, sizes of batches and the disorder of their
+input; they run at the same time. Each plan also runs alone: in a merge the others could cover up
+for one that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pyspark.sql import SparkSession
+
+from replicas.attaching import Replica, attach
+from replicas.plans import inputs, machines
+from replicas.plans.inputs import Plan
+from tests.replicas.merging import Tdb, read_until
+from tests.replicas.merging import truth as tdb_of
+from tests.server.serving import ServerProcess, server_process
+
+Build = Callable[[SparkSession], Plan]
+
+
+@dataclass(frozen=True)
+class Example:
+    module: ModuleType
+    plans: tuple[str, ...]
+    rows: int = 400
+
+
+EXAMPLES = [Example(machines, ("conservative", "aggressive"))]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def replica_session(
+    spark: SparkSession, directory: Path, *, partitions: int, rows_per_batch: int
+) -> SparkSession:
+    """A session of a replica's own, as its process would have: settings, horizon and all."""
+    own = spark.newSession()
+    own.conf.set(inputs.INPUT_CONF, str(directory))
+    own.conf.set(inputs.ROWS_CONF, str(rows_per_batch))
+    own.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    return own
+
+
+def finish(replicas: Iterable[Replica]) -> None:
+    """Let them take everything that is there."""
+    replicas = list(replicas)
+    try:
+        for replica in replicas:
+            replica.query.processAllAvailable()
+    finally:
+        for replica in replicas:
+            replica.stop()
+
+
+def starting_before(events: Tdb, complete: int) -> Tdb:
+    """Without what the closing rows make."""
+    return Counter({event: count for event, count in events.items() if event[1] < complete})
+
+
+def expected(spark: SparkSession, example: Example, directory: Path) -> Tdb:
+    rows = example.module.truth(spark, str(directory))
+    payload = [name for name in rows.columns if name not in ("vs", "ve")]
+    return tdb_of(rows, "vs", "ve", payload=payload)
+
+
+VARIANTS = (  # partitions, rows per batch, disorder in seconds
+    (1, 90, 0.0),
+    (3, 55, 15.0),
+    (1, 130, 5.0),
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(example.module.__name__))
+def test_every_plan_alone_and_all_together_give_the_truth(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path, example: Example
+) -> None:
+    name = example.module.__name__.rpartition(".")[2]
+    started: list[Replica] = []
+    merges: dict[str, list[int]] = {}
+    truths = []
+    try:
+        for number, plan in enumerate(example.plans):
+            partitions, rows_per_batch, disorder_s = VARIANTS[number]
+            directory = tmp_path / plan
+            complete = example.module.generate(str(directory), example.rows, 7, disorder_s)
+            truths.append(starting_before(expected(spark, example, directory), complete))
+            for merge in (name, f"{name}-{plan}"):
+                own = replica_session(
+                    spark, directory, partitions=partitions, rows_per_batch=rows_per_batch
+                )
+                df, options = getattr(example.module, plan)(own)
+                started.append(
+                    attach(
+                        df, merge=merge, server=server.target, stream=plan,
+                        checkpoint=str(tmp_path / f"checkpoint-{merge}-{plan}"), **options,
+                    )
+                )  # fmt: skip
+                merges.setdefault(merge, []).append(complete)
+    finally:
+        finish(started)
+    assert truths[0]
+    assert all(truth == truths[0] for truth in truths)
+    assert not [replica.sink.counters.late for replica in started if replica.sink.counters.late]
+    for merge, completes in merges.items():
+        assert len(set(completes)) == 1
+        found = starting_before(read_until(server.target, merge, completes[0]), completes[0])
+        assert found == truths[0], merge
