@@ -8,7 +8,8 @@ Callers may rely on this:
    :data:`DELAY_S`: no plan ever drops one as late.
 3. Two rows that come last, far later and in files of their own, move every watermark past all that
    is of interest. There are two since the first one's watermark holds from the next batch on,
-   and not every plan runs a batch without rows.
+   and not every plan runs a batch without rows. A run to the end therefore needs them in different
+   batches: ``rows_per_batch`` must not be so large that one takes both.
 """
 
 from __future__ import annotations
