@@ -8,23 +8,22 @@ for one that is wrong.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
+from lmerge.errors import ConfigurationError
 from replicas.attaching import Replica, attach
 from replicas.plans import inputs, join, machines, processes, selection, topk
-from replicas.plans.inputs import Plan
 from tests.replicas.merging import Tdb, read_until
 from tests.replicas.merging import truth as tdb_of
 from tests.server.serving import ServerProcess, server_process
-
-Build = Callable[[SparkSession], Plan]
-
 
 ROWS = 239
 """One fewer than a multiple of every size of batches: the two closing rows come in two batches."""
@@ -106,8 +105,9 @@ def test_every_plan_alone_and_all_together_give_the_truth(
             directory = tmp_path / plan
             complete = example.module.generate(str(directory), ROWS, 7, disorder_s)
             truths.append(starting_before(expected(spark, example, directory), complete))
-            for merge, size in ((name, rows_per_batch), (f"{name}-{plan}", example.alone)):
-                own = replica_session(spark, directory, partitions=partitions, rows_per_batch=size)
+            together = (name, partitions, rows_per_batch)
+            for merge, parts, size in (together, (f"{name}-{plan}", 1, example.alone)):
+                own = replica_session(spark, directory, partitions=parts, rows_per_batch=size)
                 df, options = getattr(example.module, plan)(own)
                 started.append(
                     attach(
@@ -125,3 +125,35 @@ def test_every_plan_alone_and_all_together_give_the_truth(
         assert len(set(completes)) == 1
         found = starting_before(read_until(server.target, merge, completes[0]), completes[0])
         assert found == truths[0], merge
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(example.module.__name__))
+def test_an_input_depends_on_its_arguments_only_and_disorder_moves_no_row_out(
+    tmp_path: Path, example: Example
+) -> None:
+    def rows_of(name: str) -> list[Any]:
+        files = sorted((tmp_path / name).rglob("*.parquet"))
+        return [row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()]
+
+    generate = example.module.generate
+    ends = [generate(tmp_path / "one", 100, 3, 8), generate(tmp_path / "again", 100, 3, 8)]
+    ends += [generate(tmp_path / "sorted", 100, 3, 0), generate(tmp_path / "other", 100, 4, 8)]
+    assert len(set(ends[:3])) == 1
+    assert rows_of("one") == rows_of("again")
+    assert rows_of("one") != rows_of("sorted")
+    assert sorted(map(repr, rows_of("one"))) == sorted(map(repr, rows_of("sorted")))
+    assert rows_of("one") != rows_of("other")
+
+
+def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="must name the directory"):
+        machines.conservative(spark.newSession())
+    with pytest.raises(ConfigurationError, match="disorder_s must be between 0 and 20"):
+        machines.generate(tmp_path / "in", 10, 1, 21)
+    with pytest.raises(ConfigurationError, match="at least one row"):
+        machines.generate(tmp_path / "in", 0, 1, 0)
+    selection.generate(tmp_path / "in", 10, 1, 0)
+    own = replica_session(spark, tmp_path / "in", partitions=1, rows_per_batch=5)
+    own.conf.set(selection.DEAR_CONF, "long")
+    with pytest.raises(ConfigurationError, match="must be a whole number, not 'long'"):
+        selection.udf0(own)
