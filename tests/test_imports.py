@@ -36,7 +36,7 @@ LAYERS: list[set[str]] = [
     {"lmerge.server.host"},
     {"lmerge.server.sessions"},
     {"lmerge.server.hub"},
-    {"lmerge.server.calls", "lmerge.server.silence"},
+    {"lmerge.server.calls", "lmerge.server.membership", "lmerge.server.silence"},
     {"lmerge.server.replicas", "lmerge.server.consumers", "lmerge.server.operators"},
     {"lmerge.server.serving"},
     {"lmerge.server"},

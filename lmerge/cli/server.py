@@ -6,9 +6,13 @@ import argparse
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lmerge.cli import coordination
 from lmerge.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from lmerge.server.membership import Roll
 
 DESCRIPTION = """\
 Serves merges over gRPC: replicas attach, consumers subscribe, operators look and act.
@@ -45,6 +49,14 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="Prometheus metrics there")
     parser.add_argument("--log-format", choices=("text", "json"), help="default text")
+    coordination.add_to(parser)
+    parser.add_argument(
+        "--server-name", default="server", metavar="NAME", help="its own in the deployment"
+    )
+    parser.add_argument(
+        "--linger", type=float, default=0.0, metavar="SECONDS",
+        help="how long a stream stays when its replica is no member any more (default: 0)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -58,8 +70,25 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = config.load(arguments.config, overrides)
     logs.configure(chosen.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serving.run(chosen))
+        runner.run(serving.run(chosen, _roll(arguments)))
     return Exit.OK
+
+
+def _roll(arguments: argparse.Namespace) -> Roll | None:
+    """Who knows the members; None without --zk."""
+    if arguments.zk is None:
+        return None
+    try:
+        from coordinator.attending import Attending
+    except ModuleNotFoundError as error:
+        raise coordination.missing_kazoo(error) from error
+    return Attending(
+        arguments.zk,
+        arguments.deployment,
+        arguments.server_name,
+        credentials=coordination.credentials(arguments),
+        linger_seconds=arguments.linger,
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -19,7 +19,9 @@ import pyarrow as pa
 from lmerge.core.properties import StreamProperties
 from lmerge.errors import (
     ConfigurationError,
+    DetachedError,
     ExistsError,
+    FencedError,
     LimitError,
     LMergeError,
     MergeFaultError,
@@ -55,6 +57,13 @@ class Served:
         self.sessions.drop_staged(stream)
         log.info("merge %s: stream %s has left: %s", self.host.name, stream, reason)
 
+    async def leave(self, stream: str, reason: str) -> None:
+        """A stream leaves the merge, and its session, if it has one, ends."""
+        await self.detach(stream, reason)
+        session = self.sessions.holder(stream)
+        if session is not None:
+            session.end(DetachedError(f"stream {stream!r} has left the merge: {reason}"))
+
 
 class Hub:
     """The merges."""
@@ -70,6 +79,7 @@ class Hub:
         self._making = asyncio.Lock()
         self._lock = -1
         self.staged_bytes = 0  # of all streams
+        self.newest: dict[tuple[str, str], int] = {}  # incarnations that a membership knows of
 
     @property
     def _root(self) -> Path:
@@ -254,6 +264,14 @@ class Hub:
                 await asyncio.to_thread(shutil.rmtree, doomed)
             self.forgotten(name)
             log.info("merge %s is deleted", name)
+
+    def check_incarnation(self, merge: str, stream: str, incarnation: int) -> None:
+        """FencedError when the membership knows of a newer one; 0 asks the server for one."""
+        newest = self.newest.get((merge, stream), 0)
+        if 0 < incarnation < newest:
+            raise FencedError(
+                f"stream {stream!r} has a newer incarnation, {newest}: {incarnation} is fenced off"
+            )
 
     def stage(self, size: int) -> None:
         """Accounts for bytes that are staged (or, below zero, no longer)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from lmerge.errors import ConfigurationError, DetachedError, NotFoundError
+from lmerge.errors import ConfigurationError, NotFoundError
 from lmerge.server.calls import Context, Desk, finished
 from lmerge.server.hub import Served
 from lmerge.server.sessions import Traffic
@@ -67,7 +67,7 @@ class Operators(OperatorServiceServicer):
                     f" {request.incarnation}"
                 )
             reason = request.reason or "an operator detached it"
-            await self._leave(served, request.stream, reason)
+            await served.leave(request.stream, reason)
             return operator_pb2.DetachStreamResponse()
 
         return await self._act(context, request.merge, detach)
@@ -95,7 +95,7 @@ class Operators(OperatorServiceServicer):
                 raise ConfigurationError(
                     f"stream {request.stream!r} is {state.value}, not quarantined"
                 )
-            await self._leave(served, request.stream, "released from quarantine: attach anew")
+            await served.leave(request.stream, "released from quarantine: attach anew")
             return operator_pb2.ReleaseStreamResponse()
 
         return await self._act(context, request.merge, release)
@@ -138,12 +138,6 @@ class Operators(OperatorServiceServicer):
             return await act(self._desk.hub.get(merge))
 
         return await self._desk.answered(context, permitted())
-
-    async def _leave(self, served: Served, stream: str, reason: str) -> None:
-        await served.detach(stream, reason)
-        session = served.sessions.holder(stream)
-        if session is not None:
-            session.end(DetachedError(f"stream {stream!r} has left the merge: {reason}"))
 
     async def _list(self, context: Context) -> operator_pb2.ListMergesResponse:
         summaries: list[operator_pb2.MergeSummary] = []

@@ -106,6 +106,7 @@ class Replicas(ReplicaServiceServicer):
                 raise WireError(f"a hello needs {what} of 1 to {TEXT_MAX} characters")
         if hello.incarnation > NUMBER_MAX:
             raise WireError(f"an incarnation is at most {NUMBER_MAX}, not {hello.incarnation}")
+        self._desk.hub.check_incarnation(hello.merge, hello.stream, hello.incarnation)
         schema = payload_schema(rows.schema_of(hello.schema))
         properties = properties_of(hello.properties) if hello.HasField("properties") else None
         hub = self._desk.hub

@@ -24,6 +24,7 @@ from lmerge.server.calls import Desk, Parsing
 from lmerge.server.config import ServerConfig, address, require_loopback
 from lmerge.server.consumers import Consumers
 from lmerge.server.hub import Hub
+from lmerge.server.membership import Membership, Roll
 from lmerge.server.metrics import Metrics, Serving
 from lmerge.server.operators import Operators, describe
 from lmerge.server.replicas import Replicas
@@ -52,9 +53,11 @@ _SERVICES: Final = tuple(
 class Server:
     """One server; :meth:`start`, then :meth:`stop`."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, roll: Roll | None = None) -> None:
+        """``roll`` knows which replicas are members: see :mod:`lmerge.server.membership`."""
         self.config = config
         self.hub = Hub(config)
+        self._membership = None if roll is None else Membership(self.hub, roll)
         self.port = 0
         self._loop = asyncio.get_running_loop()
         self._metrics = Metrics(self._describe_from_afar)
@@ -102,6 +105,8 @@ class Server:
                      self._scrapes.port)  # fmt: skip
         if config.detach_after_seconds:
             self._detaching = asyncio.create_task(self._detach_the_silent())
+        if self._membership is not None:
+            self._membership.start(self._address())
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         for caution in config.cautions():
@@ -123,12 +128,18 @@ class Server:
             ) from error
         return int(port)
 
+    def _address(self) -> str:
+        """With the port that was bound."""
+        return f"{self.config.listen.rpartition(':')[0]}:{self.port}"
+
     async def stop(self) -> None:
         """Drains: see the module."""
         log.info("stopping: no new calls; open ones have %g s", self.config.drain_seconds)
         await self._health.enter_graceful_shutdown()
         if self._detaching is not None:
             self._detaching.cancel()
+        if self._membership is not None:
+            await self._membership.stop()
         self.hub.end_sessions(UnavailableError("the server is stopping: try again soon"))
         if self._grpc is not None:
             await self._grpc.stop(self.config.drain_seconds)
@@ -190,9 +201,9 @@ def _serialized(message: Any) -> bytes:
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
-async def run(config: ServerConfig) -> None:
+async def run(config: ServerConfig, roll: Roll | None = None) -> None:
     """Serves until a signal says stop."""
-    server = Server(config)
+    server = Server(config, roll)
     stopping = asyncio.Event()
 
     def on_signal() -> None:
