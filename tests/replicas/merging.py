@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import grpc
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from lmerge.client import SyncReader
+from lmerge.client import Elements, SyncReader
 from lmerge.client.reader import elements_in
 from lmerge.elements import Insert, Stable
 from lmerge.v1 import consumer_pb2
@@ -34,6 +35,15 @@ def read_until(target: str, merge: str, stable: int) -> Tdb:
                 break
     assert database.stable >= stable, f"stable up to {database.stable} only"
     return database.tdb()
+
+
+def database(batches: Iterable[pa.RecordBatch]) -> Tdb:
+    """What batches of elements describe."""
+    found = Reconstitution("R4")
+    for batch in batches:
+        for element in elements_in(Elements(batch, None, complete=True)):
+            found.apply(_said(element))
+    return found.tdb()
 
 
 def _said(element: Any) -> Any:
