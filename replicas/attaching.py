@@ -8,7 +8,7 @@ stops with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pyspark.sql import DataFrame
@@ -91,6 +91,7 @@ def attach(
     restriction: Restriction | str | None = None,
     path: Path = "auto",
     from_time: int | None = None,
+    incarnation: int | Callable[[str], int] = 0,
     trigger: Mapping[str, Any] | None = None,
     security: Security | None = None,
     retry: Retry | None = None,
@@ -108,6 +109,8 @@ def attach(
       ``ordered_input=True``) informs of what a plan cannot show.
     - ``path``: rows go from the driver, or straight from the tasks (append mode, results that need
       no order); ``auto`` takes the tasks when there are several executors.
+    - ``incarnation``: fences off older holders of the stream; 0: the server gives one. A function
+      is told the lineage, and called when everything else is ready.
     - ``trigger``: as ``DataStreamWriter.trigger`` takes it. ``options``: for a new merge.
     """
     if not df.isStreaming:
@@ -126,12 +129,14 @@ def attach(
     memory = Memory(storage, revisions)
     # A source or step that skips has made the session's horizon before the plan was complete.
     horizon = serve(spark) if spark.conf.get(CONF, None) else None
+    lineage = memory.lineage()
     writer = SyncWriter(
         server,
         merge,
         stream,
         schema,
-        lineage=memory.lineage(),
+        lineage=lineage,
+        incarnation=incarnation(lineage) if callable(incarnation) else incarnation,
         from_time=from_time,
         properties=chosen.requires,
         options={"restriction": chosen.value, **(options or {})},

@@ -18,6 +18,8 @@ class Exit(IntEnum):
     BROKEN_PROMISE = 3
     NOT_YET_EQUAL = 4
     DIED = 5
+    FENCED = 6
+    DETACHED = 7
     DEFECT = 70  # sysexits' EX_SOFTWARE: 1, Python's own, would read as a contradiction
     INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
     BROKEN_PIPE = 141  # 128 + SIGPIPE, as of any program whose reader went away
@@ -31,4 +33,6 @@ exit status:
   3  a stream broke its promises (merge: only with --strict)
   4  check: not equal yet, but the streams can still become so
   5  replica: the query died (the reason is on stderr)
+  6  replica: it is fenced, as a newer incarnation of it is there
+  7  replica: its stream was detached; it can only begin anew, with another checkpoint
 """

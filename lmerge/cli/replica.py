@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmerge.cli import connection
+from lmerge.cli import connection, coordination
 from lmerge.cli.exits import Exit
 from lmerge.cli.terminal import Terminal
-from lmerge.errors import ConfigurationError
+from lmerge.errors import ConfigurationError, DetachedError, FencedError
+
+if TYPE_CHECKING:
+    from replicas.runner import Membership
 
 DESCRIPTION = """\
 Starts Spark, runs build(spark) of a Python file, and attaches the streaming DataFrame that it
 returns to a merge. SIGTERM pauses the replica after the batch at hand; run again with the same
---checkpoint, it goes on where it was.
+--checkpoint, it goes on where it was. With --zk it is a member of a deployment.
 """
 
 EPILOG = """\
@@ -61,7 +64,11 @@ def add_to(commands: Any) -> None:
         help="of Spark's own log, on stderr (default: FATAL; why a query died is told anyway)",
     )  # fmt: skip
     run_parser.add_argument("--json", action="store_true", help="progress as JSON lines")
+    run_parser.add_argument(
+        "--plan", metavar="NAME", default="", help="what it is a replica of, for the members' list"
+    )
     connection.add_to(run_parser)
+    coordination.add_to(run_parser)
     run_parser.set_defaults(run=run)
 
 
@@ -95,9 +102,34 @@ def run(arguments: argparse.Namespace) -> int:
         connection.security(arguments),
         arguments.json,
         arguments.log_level,
+        _membership(arguments),
     )
     try:
         return run_job(job, lambda text: print(text, flush=True))
+    except FencedError as error:
+        Terminal().say(str(error))
+        return Exit.FENCED
+    except DetachedError as error:
+        Terminal().say(str(error))
+        return Exit.DETACHED
     except ReplicaError as error:
         Terminal().say(str(error))
         return Exit.DIED
+
+
+def _membership(arguments: argparse.Namespace) -> Membership | None:
+    """The replica's part in a deployment; None without --zk."""
+    if arguments.zk is None:
+        return None
+    try:
+        from coordinator.enrolment import Enrolment
+    except ModuleNotFoundError as error:
+        raise coordination.missing_kazoo(error) from error
+    return Enrolment(
+        arguments.zk,
+        arguments.deployment,
+        arguments.merge,
+        arguments.name,
+        plan=arguments.plan,
+        credentials=coordination.credentials(arguments),
+    )
