@@ -121,9 +121,9 @@ def copy_bytes(_context: Any, to: Any, origin: Any, count: Any) -> Any:
 
 
 @machine
-def prefetch(_context: Any, array: Any, row: Any) -> Any:
-    """Asks the memory for a row of an array, and does not wait for it."""
-    signature = types.void(array, types.int64)
+def prefetch(_context: Any, array: Any, row: Any, byte: Any) -> Any:
+    """Asks the memory for what is at a byte of an array's row, and does not wait for it."""
+    signature = types.void(array, types.int64, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -131,6 +131,7 @@ def prefetch(_context: Any, array: Any, row: Any) -> Any:
         address = builder.add(
             builder.ptrtoint(found.data, ir.IntType(64)), builder.mul(arguments[1], step)
         )
+        address = builder.add(address, arguments[2])
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         insert: Any = cgutils.get_or_insert_function

@@ -10,7 +10,6 @@ Callers keep the batches alive while a :class:`Catalog` of them is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Final
@@ -23,6 +22,7 @@ from lmerge.core.compiled import Int, Int64s, compiled, copy_bytes, load_at
 _BYTE: Final = np.uint8(0)
 _INT32: Final = np.int32(0)
 _INT64: Final = np.int64(0)
+_ROOM: Final = 64  # batches for which a catalog has room at first
 
 
 class _Kind(Enum):
@@ -165,27 +165,39 @@ def addresses(rows: pa.RecordBatch) -> list[tuple[int, int, int, int]]:
 class Catalog:
     """Some batches of one schema, each holding consecutive or explicitly listed numbers."""
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        batches: Sequence[pa.RecordBatch],
-        firsts: Sequence[int],
-        numbers: Sequence[Int64s | None],
-        places: Sequence[list[tuple[int, int, int, int]]],
-    ) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._kinds = [_kind(field.type) for field in schema]
-        self._batches = batches
-        self._firsts = np.array(firsts, dtype=np.int64)
-        self._kept = np.array([0 if n is None else n.ctypes.data for n in numbers], dtype=np.int64)
-        self._sizes = np.array([b.num_rows for b in batches], dtype=np.int64)
-        # [column, what, batch]
-        self._places = np.ascontiguousarray(np.array(places, dtype=np.int64).transpose(1, 2, 0))
+        self._batches: list[pa.RecordBatch] = []
+        self._firsts, self._kept, self._sizes = np.zeros((3, _ROOM), dtype=np.int64)
+        self._places = np.zeros((len(schema), 4, _ROOM), dtype=np.int64)  # [column, what, batch]
+
+    def add(
+        self,
+        rows: pa.RecordBatch,
+        first: int,
+        numbers: Int64s | None,
+        places: list[tuple[int, int, int, int]],
+    ) -> None:
+        """One batch more, with numbers above all others'. Amortised O(columns)."""
+        count = len(self._batches)
+        if count == self._firsts.size:
+            self._firsts, self._kept, self._sizes = (
+                np.append(each, np.zeros_like(each))
+                for each in (self._firsts, self._kept, self._sizes)
+            )
+            self._places = np.append(self._places, np.zeros_like(self._places), axis=2)
+        self._batches.append(rows)
+        self._firsts[count] = first
+        self._kept[count] = 0 if numbers is None else numbers.ctypes.data
+        self._sizes[count] = rows.num_rows
+        self._places[:, :, count] = places
 
     def gather(self, numbers: Int64s) -> pa.RecordBatch:
         """The rows with these numbers, in this order, copied."""
         batch, row = np.empty_like(numbers), np.empty_like(numbers)
-        _locate(numbers, self._firsts, self._kept, self._sizes, batch, row)
+        count = len(self._batches)
+        _locate(numbers, self._firsts[:count], self._kept, self._sizes, batch, row)
         columns = [self._column(index, kind, batch, row) for index, kind in enumerate(self._kinds)]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

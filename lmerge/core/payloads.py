@@ -86,7 +86,7 @@ class PayloadStore:
         self._released: list[Int64s] = []  # dead, and not yet buried in their segments
         self._unburied = 0
         self._join_at = _FAN_IN
-        self._catalog: Catalog | None = None  # made when needed, void when segments change
+        self._catalog: Any = None  # made when needed, void when segments are rearranged
 
     @property
     def nbytes(self) -> int:
@@ -103,8 +103,10 @@ class PayloadStore:
         count = rows.num_rows
         if not count:
             return
-        self._segments.add(_Segment(self.next_number, rows, None))
-        self._catalog = None
+        segment = _Segment(self.next_number, rows, None)
+        self._segments.add(segment)
+        if self._catalog is not None:
+            self._enter(segment)
         self.next_number += count
         self._stored += count
         if len(self._segments) >= self._join_at:
@@ -121,21 +123,20 @@ class PayloadStore:
         if len(run) > 1:
             del segments[start:]
             segments.add(_concatenated(run))
+            self._catalog = None
         self._join_at = len(segments) + _FAN_IN
+
+    def _enter(self, segment: _Segment) -> None:
+        self._catalog.add(segment.rows, segment.first, segment.numbers, segment.places())
 
     def gather(self, numbers: Int64s) -> pa.RecordBatch:
         """The rows with these numbers, in this order, copied."""
         if not len(numbers):
             return no_rows(self.schema)
         if self._catalog is None:
-            segments = self._segments
-            self._catalog = Catalog(
-                self.schema,
-                [segment.rows for segment in segments],
-                [segment.first for segment in segments],
-                [segment.numbers for segment in segments],
-                [segment.places() for segment in segments],
-            )
+            self._catalog = Catalog(self.schema)
+            for segment in self._segments:
+                self._enter(segment)
         return self._catalog.gather(numbers)
 
     def release(self, numbers: Int64s) -> None:

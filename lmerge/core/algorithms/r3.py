@@ -21,7 +21,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import ABSENT, Effects, View
 from lmerge.core.algorithms.indexed import Index, Outputs, Settled, Taken, touching
 from lmerge.core.batch import Batch
-from lmerge.core.compiled import Int, Int8s, Int64s, compiled, prefetch
+from lmerge.core.compiled import Int, Int8s, Int64s, compiled
 from lmerge.core.nodes import (
     FREE_REF,
     H1,
@@ -36,6 +36,8 @@ from lmerge.core.nodes import (
     Nodes,
     add,
     approach,
+    fetch_places,
+    fetch_stretch,
     find,
     remove,
     sleep,
@@ -176,7 +178,7 @@ def _next_wake(nodes: Nodes, f: Int, t: Int) -> Int:
 @compiled
 def _stable(
     nodes: Nodes,
-    f: Int,
+    chain: Int,
     t: Int,
     m: Int,
     column: Int,
@@ -193,63 +195,63 @@ def _stable(
     output = holding = settling = conflicts = removed = 0
     conflict_vs = conflict_ref = np.int64(INFINITY)
     low = t if bridging else m  # below it an answer is no answer
-    while f != NOBODY:
-        following = np.int64(nodes.after[f])
-        if following != NOBODY:
-            prefetch(rows, following)
-        start = rows[f, VS]
-        answer = rows[f, column]  # line 19
-        if answer == ABSENT:
-            answer = start  # line 20
-        before = rows[f, OUT]  # line 21
-        if start < low and answer < low:
-            if bridging:
-                # What ended inside the gap stays as it was; what lived on is cut at its start;
-                # what was not output yet is not known to have been.
-                answer = start
-                if before != ABSENT:
-                    answer = before if before < t else max(start, m)
+    while chain != NOBODY:
+        fetched, chain = fetch_stretch(nodes, chain)
+        fetch_places(nodes, fetched)
+        for i in range(fetched):
+            f = np.int64(nodes.stretch[i])
+            start = rows[f, VS]
+            answer = rows[f, column]  # line 19
+            if answer == ABSENT:
+                answer = start  # line 20
+            before = rows[f, OUT]  # line 21
+            if start < low and answer < low:
+                if bridging:
+                    # What ended inside the gap stays as it was; what lived on is cut at its start;
+                    # what was not output yet is not known to have been.
+                    answer = start
+                    if before != ABSENT:
+                        answer = before if before < t else max(start, m)
+                else:
+                    # The pseudo-code would break the output's promise here, or take the silence of
+                    # a stream about times it does not cover for an answer.
+                    if start < m:
+                        conflicts += 1
+                        if start < conflict_vs or (
+                            start == conflict_vs and rows[f, REF] < conflict_ref
+                        ):
+                            conflict_vs, conflict_ref = start, rows[f, REF]
+                    answer = _best_informed(nodes, f, m, joined, stables)
+            emit = False
+            kind = ADJUST
+            if before == ABSENT:
+                emit = answer > start and (not final or answer < t)
+                kind = INSERT
+                before = np.int64(0)
+            elif answer != before:
+                emit = answer < t or before < t  # lines 22, 23
+            if emit:
+                out.op[output] = kind
+                out.vs[output] = start
+                out.ve[output] = answer
+                out.vold[output] = before
+                out.h1[output] = rows[f, H1]
+                out.h2[output] = rows[f, H2]
+                out.ref[output] = rows[f, REF]
+                output += 1
+                rows[f, OUT] = ABSENT if answer == start else answer  # lines 24, 25
+            if answer < t:  # lines 26, 27
+                if final and start < m:
+                    settled[settling] = start
+                    settling += 1
+                freed[removed] = rows[f, REF]
+                remove(nodes, f)
+                removed += 1
             else:
-                # The pseudo-code would break the output's promise here, or take the silence of
-                # a stream about times it does not cover for an answer.
-                if start < m:
-                    conflicts += 1
-                    if start < conflict_vs or (
-                        start == conflict_vs and rows[f, REF] < conflict_ref
-                    ):
-                        conflict_vs, conflict_ref = start, rows[f, REF]
-                answer = _best_informed(nodes, f, m, joined, stables)
-        emit = False
-        kind = ADJUST
-        if before == ABSENT:
-            emit = answer > start and (not final or answer < t)
-            kind = INSERT
-            before = np.int64(0)
-        elif answer != before:
-            emit = answer < t or before < t  # lines 22, 23
-        if emit:
-            out.op[output] = kind
-            out.vs[output] = start
-            out.ve[output] = answer
-            out.vold[output] = before
-            out.h1[output] = rows[f, H1]
-            out.h2[output] = rows[f, H2]
-            out.ref[output] = rows[f, REF]
-            output += 1
-            rows[f, OUT] = ABSENT if answer == start else answer  # lines 24, 25
-        if answer < t:  # lines 26, 27
-            if final and start < m:
-                settled[settling] = start
-                settling += 1
-            freed[removed] = rows[f, REF]
-            remove(nodes, f)
-            removed += 1
-        else:
-            if final and start >= m:
-                held[holding] = start
-                holding += 1
-            sleep(nodes, f, _next_wake(nodes, f, t))
-        f = following
+                if final and start >= m:
+                    held[holding] = start
+                    holding += 1
+                sleep(nodes, f, _next_wake(nodes, f, t))
     return output, removed, conflicts, conflict_vs, conflict_ref, holding, settling
 
 

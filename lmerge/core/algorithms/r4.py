@@ -23,7 +23,7 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.indexed import Index, Outputs, Settled, Taken, touching
 from lmerge.core.batch import Batch
-from lmerge.core.compiled import Int, Int8s, Int32s, Int64s, compiled, prefetch
+from lmerge.core.compiled import Int, Int8s, Int32s, Int64s, compiled
 from lmerge.core.nodes import (
     FREE_REF,
     H1,
@@ -38,6 +38,8 @@ from lmerge.core.nodes import (
     Nodes,
     add,
     approach,
+    fetch_places,
+    fetch_stretch,
     find,
     remove,
     sleep,
@@ -433,7 +435,7 @@ def _next_wake(nodes: Nodes, cells: Cells, f: Int, t: Int) -> Int:
 def _stable(
     nodes: Nodes,
     cells: Cells,
-    f: Int,
+    chain: Int,
     t: Int,
     m: Int,
     acting: Int,
@@ -451,51 +453,53 @@ def _stable(
     rows = nodes.rows
     output = holding = settling = conflicts = removed = 0
     conflict_vs = conflict_ref = np.int64(INFINITY)
-    while f != NOBODY:
-        following = np.int64(nodes.after[f])
-        if following != NOBODY:
-            prefetch(rows, following)
-        start = rows[f, VS]
-        column = acting
-        low = np.int64(BEGINNING)
-        if start < m and not bridging:
-            low = np.int64(m)
-            mine = _total(nodes, cells, f, column, low)
-            impossible = mine != _total(nodes, cells, f, OUT, low)
-            if final:  # nothing was output yet: only silence is impossible
-                impossible = mine == 0
-            if impossible:
-                conflicts += 1
-                ref = rows[f, REF]
-                if start < conflict_vs or (start == conflict_vs and ref < conflict_ref):
-                    conflict_vs, conflict_ref = start, ref
-                column = _reference(nodes, cells, f, m, joined, stables, final)
-        if bridging and not final:
-            output = _bridge_answer(nodes, cells, f, column, m, t, ours, theirs, out, output)
-        elif final and not bridging:
-            cell = rows[f, column]
-            while cell != _END:
-                if low <= cells.ve[cell] < t:
-                    for _ in range(cells.copies[cell]):
-                        output = _emit(nodes, f, out, output, INSERT, cells.ve[cell], np.int64(0))
-                cell = np.int64(cells.after[cell])
-        elif column != OUT and not bridging:
-            output = _adjust_output(nodes, cells, f, column, low, t, ours, theirs, out, output)
-        if _total(nodes, cells, f, column, t) == 0:  # lines 27, 28
-            if final and start < m:
-                settled[settling] = start
-                settling += 1
-            for each in range(OUT, rows.shape[1]):
-                _free_list(nodes, cells, f, each)
-            freed[removed] = rows[f, REF]
-            remove(nodes, f)
-            removed += 1
-        else:
-            if final and start >= m:
-                held[holding] = start
-                holding += 1
-            sleep(nodes, f, _next_wake(nodes, cells, f, t))
-        f = following
+    while chain != NOBODY:
+        fetched, chain = fetch_stretch(nodes, chain)
+        fetch_places(nodes, fetched)
+        for i in range(fetched):
+            f = np.int64(nodes.stretch[i])
+            start = rows[f, VS]
+            column = acting
+            low = np.int64(BEGINNING)
+            if start < m and not bridging:
+                low = np.int64(m)
+                mine = _total(nodes, cells, f, column, low)
+                impossible = mine != _total(nodes, cells, f, OUT, low)
+                if final:  # nothing was output yet: only silence is impossible
+                    impossible = mine == 0
+                if impossible:
+                    conflicts += 1
+                    ref = rows[f, REF]
+                    if start < conflict_vs or (start == conflict_vs and ref < conflict_ref):
+                        conflict_vs, conflict_ref = start, ref
+                    column = _reference(nodes, cells, f, m, joined, stables, final)
+            if bridging and not final:
+                output = _bridge_answer(nodes, cells, f, column, m, t, ours, theirs, out, output)
+            elif final and not bridging:
+                cell = rows[f, column]
+                while cell != _END:
+                    if low <= cells.ve[cell] < t:
+                        for _ in range(cells.copies[cell]):
+                            output = _emit(
+                                nodes, f, out, output, INSERT, cells.ve[cell], np.int64(0)
+                            )
+                    cell = np.int64(cells.after[cell])
+            elif column != OUT and not bridging:
+                output = _adjust_output(nodes, cells, f, column, low, t, ours, theirs, out, output)
+            if _total(nodes, cells, f, column, t) == 0:  # lines 27, 28
+                if final and start < m:
+                    settled[settling] = start
+                    settling += 1
+                for each in range(OUT, rows.shape[1]):
+                    _free_list(nodes, cells, f, each)
+                freed[removed] = rows[f, REF]
+                remove(nodes, f)
+                removed += 1
+            else:
+                if final and start >= m:
+                    held[holding] = start
+                    holding += 1
+                sleep(nodes, f, _next_wake(nodes, cells, f, t))
     return output, removed, conflicts, conflict_vs, conflict_ref, holding, settling
 
 
