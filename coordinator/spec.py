@@ -246,6 +246,37 @@ def change(deployment: Deployment, how: Callable[[Spec], Spec], term: Term | Non
     raise ConflictError(f"the spec of deployment {deployment.name!r} changes all the time")
 
 
+def succeeding(before: Spec, given: Spec, *, running: bool) -> Spec:
+    """What is deployed when ``given`` is asked for after ``before``.
+
+    A query cannot go on from another's checkpoint, so a plan stays what it is; and what would have
+    to be done to servers that run, their replicas and consumers would notice.
+    """
+    servers = []
+    for server in given.servers:
+        known = before.server(server.name)
+        if known is not None and server.listen == LISTEN:
+            server = replace(server, listen=known.listen)
+        servers.append(server)
+    after = replace(given, servers=tuple(servers))
+    for plan in after.plans:
+        known_plan = next((each for each in before.plans if each.name == plan.name), plan)
+        if replace(plan, replicas=known_plan.replicas) == known_plan:
+            continue
+        if running or (plan.build, plan.options) != (known_plan.build, known_plan.options):
+            raise ConfigurationError(
+                f"plan {plan.name!r} is deployed already, and otherwise: give the new one another"
+                " name, or change over to it with lmerge cutover"
+            )
+    same = ("merge", "servers", "merge_options", "linger_seconds")
+    if running and any(getattr(before, name) != getattr(after, name) for name in same):
+        raise ConfigurationError(
+            "the deployment runs, with another merge or other servers: end it first (lmerge down),"
+            " or say another --deployment"
+        )
+    return after
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 

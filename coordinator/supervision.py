@@ -104,6 +104,26 @@ class Unit:
         """Whether its process is, as far as is known."""
         return self.phase in (Phase.STARTING, Phase.READY, Phase.ENDING)
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has shown that it is."""
+        return self.phase is Phase.READY
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to end."""
+        return self.phase is Phase.ENDING
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another one has taken its place."""
+        return self.phase is Phase.ELSEWHERE
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is left of it."""
+        return self.phase is Phase.GONE
+
     def waits(self, now: float) -> float:
         """How long until it is started again."""
         return max(0.0, self._at - now) if self.phase is Phase.DOWN else 0.0

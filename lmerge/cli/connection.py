@@ -35,6 +35,12 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add("--server", metavar="HOST:PORT", default=SERVER, help=f"the server (default: {SERVER})")
     add("--timeout", metavar="SECONDS", type=_seconds, default=TIMEOUT_SECONDS,
         help=f"for each answer (default: {TIMEOUT_SECONDS:g})")  # fmt: skip
+    add_caller_to(group)
+
+
+def add_caller_to(parser: argparse._ActionsContainer) -> None:
+    """Adds the options that say who calls."""
+    add = parser.add_argument
     add("--token-file", metavar="FILE",
         help=f"holds the token to call with (default: ${TOKEN_VARIABLE})")  # fmt: skip
     add("--tls", action="store_true", help="use TLS, and trust the system's authorities")

@@ -18,16 +18,20 @@ from lmerge.cli import (
     attach,
     check,
     demo,
+    down,
     explain_plan,
     gen,
     merge,
     operate,
+    ps,
     replica,
+    scale,
     server,
     status,
     subscribe,
     tdb,
     top,
+    up,
     zk,
 )
 from lmerge.cli.exits import EXIT_HELP, Exit
@@ -67,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
         merge, tdb, check, gen, demo, server, attach, subscribe, replica, explain_plan, status, top,
-        operate, zk,
+        operate, zk, up, ps, scale, down,
     ):  # fmt: skip
         command.add_to(commands)
     return result
