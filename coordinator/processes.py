@@ -163,8 +163,11 @@ class Processes:
         self._children.pop(name, None)
         (self._run / f"{name}.json").unlink(missing_ok=True)
 
-    def words(self, name: str) -> str:
-        """The last that a process has said: what it said of lmerge's, if there is that."""
+    def words(self, name: str, *, ours: bool = False) -> str:
+        """The last that a process has said: the last line of lmerge's, if there is one.
+
+        With ``ours`` nothing else: of a process that was killed the last line says nothing.
+        """
         known = self.known(name)
         try:
             with self.log(name).open("rb") as log:
@@ -174,8 +177,8 @@ class Processes:
         except OSError:
             return ""
         said = [line.strip() for line in lines if line.strip()]
-        ours = [line.removeprefix("lmerge: ") for line in said if line.startswith("lmerge: ")]
-        return (ours or said or [""])[-1][:WORDS_MAX]
+        told = [line.removeprefix("lmerge: ") for line in said if line.startswith("lmerge: ")]
+        return (told or ([] if ours else said) or [""])[-1][:WORDS_MAX]
 
     def trim_logs(self) -> None:
         """Cuts logs that have become too long; they are appended to meanwhile."""

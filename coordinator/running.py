@@ -163,6 +163,9 @@ class Coordinator:
             return
         self._leader = self.name
         self._say(f"{self.name} leads (term {term.number})")
+        for each in self._processes.names():
+            if each.startswith(COORDINATOR) and self._processes.running(each) is None:
+                self._processes.forget(each)
         for key in self._gone_coordinators():
             with suppress(LMergeError):
                 self._deployment.forget("coordinator", key)
@@ -285,7 +288,8 @@ class Coordinator:
         return key_of("replica", name.removeprefix(REPLICA), merge)
 
     def _died(self, name: str, unit: Unit, now: float) -> None:
-        status, words = self._processes.status(name), self._processes.words(name)
+        status = self._processes.status(name)
+        words = self._processes.words(name, ours=status is None or status < 0)
         self._processes.sweep(name)
         told = not unit.wanted or unit.ending
         action = unit.step(
