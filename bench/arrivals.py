@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from lmerge.elements import Op
 from lmerge.times import INFINITY
 from lmerge.workload import SCHEMA, Stream, arrivals
-from tests.oracle.tdb import INF
 
 Tuples = list[tuple[str, Any]]
 """Stream and element, as the literal algorithms take them."""
@@ -82,6 +81,9 @@ def tuples(streams: list[Stream], rows: int, head: int, tail: int, head_rows: in
 
 
 def _elements(batch: pa.RecordBatch) -> Iterator[Any]:
+    # Only what compares with the literal algorithms needs the tests, which are not installed.
+    from tests.oracle.tdb import INF
+
     columns = (batch.column(name).to_pylist() for name in ("op", "vs", "ve", "vold", "x", "s"))
     for op, vs, ve, vold, x, s in zip(*columns, strict=True):
         if op == Op.STABLE:

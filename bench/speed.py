@@ -22,7 +22,6 @@ from lmerge.core.properties import Restriction
 from lmerge.core.streams import StreamState
 from lmerge.elements import Op
 from lmerge.workload import SCHEMA, Stream, Workload, generate
-from tests.oracle.literal import make_literal
 
 PARTS: Final = 20
 """In so many parts a run is timed."""
@@ -90,6 +89,8 @@ def demand_joined(merge: Applies) -> None:
 
 def literal_rate(restriction: str, arriving: Tuples, head: int) -> Callable[[], list[Part]]:
     """The literal algorithm, an element at a time; the first ``head`` are not timed."""
+
+    from tests.oracle.literal import make_literal  # the tests are not installed
 
     def once() -> list[Part]:
         merge = make_literal(restriction)

@@ -1,0 +1,1 @@
+"""The LMerge paper's evaluation, figure by figure (§VI): ``lmerge bench figures``."""
