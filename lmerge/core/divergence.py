@@ -97,6 +97,7 @@ class Divergence:
                     stream.counts.skipped += 1
                     continue
                 stream.counts.divergent += 1
+                stream.diverged = stream.diverged or (start, end)
                 if self.policy is DivergencePolicy.MAJORITY:
                     self._contested.append((start, end))
                 quarantine = self.policy is DivergencePolicy.QUARANTINE

@@ -17,7 +17,7 @@ what it changes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -109,7 +109,12 @@ class Merge:
     # -- streams come and go ------------------------------------------------------------------
 
     def attach(
-        self, name: str, since: int | None = None, properties: StreamProperties | None = None
+        self,
+        name: str,
+        since: int | None = None,
+        properties: StreamProperties | None = None,
+        *,
+        on_trial: bool = False,
     ) -> Output:
         """A stream begins. ``since`` is its ``from``: the end times from which it is right."""
         if name in self._streams:
@@ -124,17 +129,16 @@ class Merge:
             )
         slot = self._free_slot()
         stream = Stream(
-            name, slot, StreamState.JOINING, BEGINNING if since is None else since, properties
-        )
+            name, slot, StreamState.JOINING, BEGINNING if since is None else since, properties,
+            on_trial=on_trial,
+        )  # fmt: skip
         self._streams[name] = stream
         self._count_members()
         self._algorithm.attach(slot)
         self._divergence.attach(stream)
         self._stables[slot] = BEGINNING
         out = Output()
-        if self._begin is None:
-            self._begin = stream.since
-        if stream.since <= max(self._begin, self._reached):
+        if self._may_join(stream):
             self._join(stream)
         self._notice_stall(out)
         return out
@@ -156,6 +160,41 @@ class Merge:
         self._notice_stall(out)
         return out
 
+    def switch(
+        self,
+        on_trial: Collection[str] = (),
+        admitted: Collection[str] = (),
+        before: int | None = None,
+    ) -> Output:
+        """Some streams go on trial, and others are admitted from it, at one instant.
+
+        A stream on trial is JOINING, whatever its ``from``: recorded, compared with the output,
+        and without influence on it. Names that are not attached are passed over. Refused, and
+        nothing has changed, when the output has decided on what begins at ``before`` or later.
+        """
+        if before is not None and (self.decided > before or self._algorithm.progress >= before):
+            raise ConfigurationError(
+                f"it is too late to switch streams before {show(before)}: the output has decided"
+                f" up to {show(self._reached)}"
+            )
+        out = Output()
+        for name in on_trial:
+            stream = self._streams.get(name)
+            if stream is None or not stream.active:
+                continue
+            stream.on_trial = True
+            if stream.state is StreamState.JOINED:
+                stream.state = StreamState.JOINING
+                self._resign(stream.slot)
+        for name in admitted:
+            if name in self._streams:
+                self._streams[name].on_trial = False
+        self._count_members()
+        before_this = self.decided
+        self._let_join(out)
+        self._follow(out, before_this)
+        return out
+
     def skipped(self, name: str, before: int) -> None:
         """A stream has followed feedback: it left out what ends before ``before``."""
         stream = self._stream(name)
@@ -171,7 +210,7 @@ class Merge:
         if not self.stalled:
             raise ConfigurationError("there is no gap to allow: the merge is not stalled")
         stream = min(
-            (s for s in self._streams.values() if s.state is StreamState.JOINING),
+            (s for s in self._streams.values() if _is_joining(s)),
             key=lambda s: (s.since, s.slot),
         )
         before = self.decided
@@ -264,6 +303,10 @@ class Merge:
         """After a stream has moved: decide, let others join, compare, feed back."""
         self._decide(stream, out)
         self._let_join(out)
+        self._follow(out, before)
+
+    def _follow(self, out: Output, before: int) -> None:
+        """What follows from the decided point's move from ``before``: compare, feed back."""
         for verdict in self._divergence.judge(self._streams.values(), self.stable_point):
             out.notices.append(Notice(NoticeKind.DIVERGED, verdict.stream, str(verdict)))
             if verdict.quarantine and verdict.stream in self._streams:
@@ -310,8 +353,7 @@ class Merge:
     def _let_join(self, out: Output) -> None:
         """Join every stream whose ``from`` has been reached; each may bring the next one near."""
         while self._joining:
-            joining = (s for s in self._streams.values() if s.state is StreamState.JOINING)
-            stream = next((s for s in joining if s.since <= self._reached), None)
+            stream = next((s for s in self._streams.values() if self._may_join(s)), None)
             if stream is None:
                 return
             self._join(stream)
@@ -374,6 +416,14 @@ class Merge:
             self._stables = np.append(self._stables, np.full(slot + 1, BEGINNING))
         return slot
 
+    def _may_join(self, stream: Stream) -> bool:
+        """Whether a stream is to be joined now. The first that could be is: the output begins."""
+        if not _is_joining(stream):
+            return False
+        if self._begin is None:
+            self._begin = stream.since
+        return stream.since <= max(self._begin, self._reached)
+
     def _join(self, stream: Stream) -> None:
         stream.state = StreamState.JOINED
         self._joined[stream.slot] = True
@@ -383,16 +433,20 @@ class Merge:
 
     def _count_members(self) -> None:
         """What depends on how many streams there are of which kind."""
-        self._joining = sum(s.state is StreamState.JOINING for s in self._streams.values())
+        self._joining = sum(map(_is_joining, self._streams.values()))
         self._support = self.policy.insert.support(int(self._joined.sum()))
 
     def _release_slot(self, stream: Stream) -> None:
         if stream.slot < 0:
             return
         self._algorithm.detach(stream.slot)
-        self._joined[stream.slot] = False
         self._stables[stream.slot] = BEGINNING
         slot, stream.slot = stream.slot, -1
+        self._resign(slot)
+
+    def _resign(self, slot: int) -> None:
+        """Who was joined is not any more; if it led, somebody else does."""
+        self._joined[slot] = False
         if self._leader == slot:
             joined = [s for s in self._streams.values() if s.state is StreamState.JOINED]
             left = [s for s in joined if s.slot >= 0]
@@ -423,7 +477,8 @@ class Merge:
 
     @property
     def stalled(self) -> bool:
-        """Whether streams are attached, and all that count are still joining."""
+        """Whether streams are attached, and all that count are still joining. Who is on trial does
+        not: without the others the merge waits, as it does without any."""
         return self._joining > 0 and not self._joined.any()
 
     def _notice_stall(self, out: Output) -> None:
@@ -431,7 +486,7 @@ class Merge:
             return
         stalled = self.stalled
         if stalled and not self._stalled:
-            nearest = min(s.since for s in self._streams.values() if s.active)
+            nearest = min(s.since for s in self._streams.values() if _is_joining(s))
             text = (
                 f"the merge is stalled at {show(self.decided)}: the streams left are right only"
                 f" from {show(nearest)} on; attach one that covers the gap, or allow it"
@@ -457,6 +512,8 @@ class Merge:
                 lag=0 if s.stable >= self.decided else _span(s.stable, self.decided),
                 share=s.counts.first / total if total else 0.0,
                 reason=s.reason,
+                on_trial=s.on_trial,
+                diverged=s.diverged,
                 **asdict(s.counts),
             )
             for s in self._streams.values()
@@ -552,6 +609,8 @@ class Merge:
                 "properties": StreamProperties(**saved["properties"]),
                 "counts": Counts(**saved["counts"]),
             }
+            if saved.get("diverged"):
+                fields["diverged"] = tuple(saved["diverged"])
             stream = Stream(**fields)
             self._streams[stream.name] = stream
         slots = max((s.slot for s in self._streams.values()), default=0) + 1
@@ -564,6 +623,11 @@ class Merge:
         self._count_members()
         self._algorithm.load(parts["algorithm"])
         self._divergence.load(parts["divergence"])
+
+
+def _is_joining(stream: Stream) -> bool:
+    """Whether it waits for its ``from`` alone."""
+    return stream.state is StreamState.JOINING and not stream.on_trial
 
 
 def _span(start: int, end: int) -> int | None:

@@ -27,6 +27,8 @@ class StreamStatistics:
     divergent: int  # intervals in which it does not
     skipped: int  # intervals that it said to have skipped, after feedback
     reason: str  # why it is quarantined
+    on_trial: bool  # compared with the output, and without influence on it
+    diverged: tuple[int, int] | None  # the first interval in which it does not agree
 
 
 @dataclass(frozen=True, slots=True)

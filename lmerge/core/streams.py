@@ -50,6 +50,8 @@ class Stream:
     horizon: int = BEGINNING  # the largest time fed back to it
     skipped: int = BEGINNING  # it has said that it skipped what ends before this
     reason: str = ""  # why it is quarantined
+    on_trial: bool = False  # it stays JOINING, whatever its `from`, until it is admitted
+    diverged: tuple[int, int] | None = None  # the first interval in which it differs
     counts: Counts = field(default_factory=Counts)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmerge.errors import ConfigurationError, NotFoundError
 from lmerge.server.calls import Context, Desk, finished
+from lmerge.server.config import check_name
 from lmerge.server.hub import Served
 from lmerge.server.sessions import Traffic
 from lmerge.times import BEGINNING
@@ -16,7 +17,7 @@ from lmerge.wire import rows
 
 _COUNTS = (
     "share", "inserts", "adjusts", "stables", "dropped", "late", "ignored", "conflicts",
-    "verified", "divergent", "skipped", "stable", "reason", "state",
+    "verified", "divergent", "skipped", "stable", "reason", "state", "on_trial",
 )  # fmt: skip
 
 
@@ -99,6 +100,23 @@ class Operators(OperatorServiceServicer):
             return operator_pb2.ReleaseStreamResponse()
 
         return await self._act(context, request.merge, release)
+
+    async def SwitchStreams(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Some streams go on trial, and others are admitted."""
+
+        async def switch(served: Served) -> operator_pb2.SwitchStreamsResponse:
+            for name in (*request.on_trial, *request.admitted):
+                check_name("stream", name)
+            if both := sorted(set(request.on_trial) & set(request.admitted)):
+                raise ConfigurationError(f"stream {both[0]!r} cannot be on trial and admitted")
+            switched = log_pb2.StreamsSwitched(
+                on_trial=request.on_trial, admitted=request.admitted,
+                before=request.before if request.HasField("before") else None,
+            )  # fmt: skip
+            await served.host.submit(log_pb2.Arrival(switched=switched))
+            return operator_pb2.SwitchStreamsResponse()
+
+        return await self._act(context, request.merge, switch)
 
     async def AllowGap(self, request: Any, context: Context) -> Any:  # noqa: N802
         """A stalled merge goes on."""
@@ -197,6 +215,7 @@ def describe(served: Served) -> operator_pb2.DescribeMergeResponse:
             snapshot_arrival=at,
             snapshot_bytes=size,
         ),
+        on_trial=sorted(state.on_trial),
     )
     for stream in statistics.streams:
         response.streams.append(_described(served, stream))
@@ -227,6 +246,8 @@ def _described(served: Served, stream: Any) -> operator_pb2.StreamStatistics:
         counters=traffic.counters,
         **{name: getattr(stream, name) for name in _COUNTS},
     )
+    if stream.diverged is not None:
+        described.diverged_start, described.diverged_end = stream.diverged
     if stream.lag is not None:
         described.lag = stream.lag
     if record.last_epoch is not None:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lmerge.core.batch import element_schema, payload_schema, plain
 from lmerge.core.identity import KEY_BYTES
-from lmerge.core.merge import Merge
+from lmerge.core.merge import MOST_STREAMS, Merge
 from lmerge.core.output import Feedback, Gap, Notice, Output
 from lmerge.core.policy import AdjustPolicy, DivergencePolicy, InsertPolicy, Policy
 from lmerge.core.properties import Restriction, StreamProperties, choose
@@ -79,6 +79,7 @@ class MergeState:
         self.sequence = 0  # how many entries the output has
         self.streams: dict[str, StreamRecord] = {}
         self.subscriptions: dict[str, int] = {}
+        self.on_trial: set[str] = set()  # names, attached or not
         self._prepare()
 
     def _prepare(self) -> None:
@@ -110,6 +111,8 @@ class MergeState:
             wanted = arrival.quarantined
             self._record(wanted.stream)
             self._take(self.merge.quarantine(wanted.stream, wanted.reason), step)
+        elif kind == "switched":
+            self._switched(arrival.switched, step)
         elif kind == "gap_allowed":
             self._take(self.merge.allow_gap(), step)
         elif kind == "acknowledged":
@@ -153,10 +156,19 @@ class MergeState:
         if known is not None and known.attached:
             # Another lineage under the same name: another physical stream.
             self._take(self.merge.detach(wanted.stream), step)
-        self._take(self.merge.attach(wanted.stream, since, properties), step)
+        on_trial = wanted.stream in self.on_trial
+        self._take(self.merge.attach(wanted.stream, since, properties, on_trial=on_trial), step)
         self.streams[wanted.stream] = StreamRecord(
             wanted.lineage, wanted.incarnation, wanted.instance
         )
+
+    def _switched(self, wanted: log_pb2.StreamsSwitched, step: Step) -> None:
+        on_trial = (self.on_trial | set(wanted.on_trial)) - set(wanted.admitted)
+        if len(on_trial) > MOST_STREAMS:
+            raise ConfigurationError(f"at most {MOST_STREAMS} names can be on trial")
+        before = wanted.before if wanted.HasField("before") else None
+        self._take(self.merge.switch(wanted.on_trial, wanted.admitted, before), step)
+        self.on_trial = on_trial
 
     def require(self, stream: str, properties: StreamProperties | None) -> None:
         """Raise ConfigurationError unless a stream promises what the restriction needs."""
@@ -228,6 +240,7 @@ class MergeState:
             "sequence": self.sequence,
             "streams": {name: asdict(record) for name, record in self.streams.items()},
             "subscriptions": self.subscriptions,
+            "on_trial": sorted(self.on_trial),
         }
         head = json.dumps(values).encode()
         merge = self.merge.snapshot()
@@ -251,6 +264,7 @@ class MergeState:
         state.arrivals, state.sequence = values["arrivals"], values["sequence"]
         state.streams = {n: StreamRecord(**fields) for n, fields in values["streams"].items()}
         state.subscriptions = values["subscriptions"]
+        state.on_trial = set(values.get("on_trial", []))  # a snapshot from before there were trials
         state.merge = Merge.restore(data[start + head : start + head + merge])
         state._prepare()
         if state.live is not None:

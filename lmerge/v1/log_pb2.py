@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lmerge.v1 import common_pb2 as lmerge_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13lmerge/v1/log.proto\x12\tlmerge.v1\x1a\x16lmerge/v1/common.proto\"\xc8\x03\n\x07\x41rrival\x12!\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x10.lmerge.v1.BeginH\x00\x12-\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x19.lmerge.v1.StreamAttachedH\x00\x12*\n\x05\x65poch\x18\x03 \x01(\x0b\x32\x19.lmerge.v1.EpochCommittedH\x00\x12-\n\x08\x64\x65tached\x18\x04 \x01(\x0b\x32\x19.lmerge.v1.StreamDetachedH\x00\x12\x33\n\x0bquarantined\x18\x05 \x01(\x0b\x32\x1c.lmerge.v1.StreamQuarantinedH\x00\x12,\n\x0bgap_allowed\x18\x06 \x01(\x0b\x32\x15.lmerge.v1.GapAllowedH\x00\x12;\n\x0c\x61\x63knowledged\x18\x07 \x01(\x0b\x32#.lmerge.v1.SubscriptionAcknowledgedH\x00\x12\x31\n\x07\x64ropped\x18\x08 \x01(\x0b\x32\x1e.lmerge.v1.SubscriptionDroppedH\x00\x12\x32\n\x0bincarnation\x18\t \x01(\x0b\x32\x1b.lmerge.v1.IncarnationTakenH\x00\x42\t\n\x07\x61rrival\"b\n\x05\x42\x65gin\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.lmerge.v1.MergeOptions\x12\x0e\n\x06schema\x18\x03 \x01(\x0c\x12\x0b\n\x03key\x18\x04 \x01(\x0c\"\xaf\x01\n\x0eStreamAttached\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08instance\x18\x04 \x01(\t\x12/\n\nproperties\x18\x05 \x01(\x0b\x32\x1b.lmerge.v1.StreamProperties\x12\x16\n\tfrom_time\x18\x06 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_from_time\"I\n\x10IncarnationTaken\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\t\"\xb2\x01\n\x0e\x45pochCommitted\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x06stable\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0eskipped_before\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x62\x61tches\x18\x05 \x03(\x0c\x12\x14\n\x07\x66ollows\x18\x06 \x01(\x04H\x02\x88\x01\x01\x42\t\n\x07_stableB\x11\n\x0f_skipped_beforeB\n\n\x08_follows\"0\n\x0eStreamDetached\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11StreamQuarantined\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nGapAllowed\"B\n\x18SubscriptionAcknowledged\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"+\n\x13SubscriptionDropped\x12\x14\n\x0csubscription\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13lmerge/v1/log.proto\x12\tlmerge.v1\x1a\x16lmerge/v1/common.proto\"\xf8\x03\n\x07\x41rrival\x12!\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x10.lmerge.v1.BeginH\x00\x12-\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x19.lmerge.v1.StreamAttachedH\x00\x12*\n\x05\x65poch\x18\x03 \x01(\x0b\x32\x19.lmerge.v1.EpochCommittedH\x00\x12-\n\x08\x64\x65tached\x18\x04 \x01(\x0b\x32\x19.lmerge.v1.StreamDetachedH\x00\x12\x33\n\x0bquarantined\x18\x05 \x01(\x0b\x32\x1c.lmerge.v1.StreamQuarantinedH\x00\x12,\n\x0bgap_allowed\x18\x06 \x01(\x0b\x32\x15.lmerge.v1.GapAllowedH\x00\x12;\n\x0c\x61\x63knowledged\x18\x07 \x01(\x0b\x32#.lmerge.v1.SubscriptionAcknowledgedH\x00\x12\x31\n\x07\x64ropped\x18\x08 \x01(\x0b\x32\x1e.lmerge.v1.SubscriptionDroppedH\x00\x12\x32\n\x0bincarnation\x18\t \x01(\x0b\x32\x1b.lmerge.v1.IncarnationTakenH\x00\x12.\n\x08switched\x18\n \x01(\x0b\x32\x1a.lmerge.v1.StreamsSwitchedH\x00\x42\t\n\x07\x61rrival\"b\n\x05\x42\x65gin\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.lmerge.v1.MergeOptions\x12\x0e\n\x06schema\x18\x03 \x01(\x0c\x12\x0b\n\x03key\x18\x04 \x01(\x0c\"\xaf\x01\n\x0eStreamAttached\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08instance\x18\x04 \x01(\t\x12/\n\nproperties\x18\x05 \x01(\x0b\x32\x1b.lmerge.v1.StreamProperties\x12\x16\n\tfrom_time\x18\x06 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_from_time\"I\n\x10IncarnationTaken\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\t\"\xb2\x01\n\x0e\x45pochCommitted\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x06stable\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0eskipped_before\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x62\x61tches\x18\x05 \x03(\x0c\x12\x14\n\x07\x66ollows\x18\x06 \x01(\x04H\x02\x88\x01\x01\x42\t\n\x07_stableB\x11\n\x0f_skipped_beforeB\n\n\x08_follows\"0\n\x0eStreamDetached\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11StreamQuarantined\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nGapAllowed\"U\n\x0fStreamsSwitched\x12\x10\n\x08on_trial\x18\x01 \x03(\t\x12\x10\n\x08\x61\x64mitted\x18\x02 \x03(\t\x12\x13\n\x06\x62\x65\x66ore\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_before\"B\n\x18SubscriptionAcknowledged\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"+\n\x13SubscriptionDropped\x12\x14\n\x0csubscription\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lmerge.v1.log_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ARRIVAL']._serialized_start=59
-  _globals['_ARRIVAL']._serialized_end=515
-  _globals['_BEGIN']._serialized_start=517
-  _globals['_BEGIN']._serialized_end=615
-  _globals['_STREAMATTACHED']._serialized_start=618
-  _globals['_STREAMATTACHED']._serialized_end=793
-  _globals['_INCARNATIONTAKEN']._serialized_start=795
-  _globals['_INCARNATIONTAKEN']._serialized_end=868
-  _globals['_EPOCHCOMMITTED']._serialized_start=871
-  _globals['_EPOCHCOMMITTED']._serialized_end=1049
-  _globals['_STREAMDETACHED']._serialized_start=1051
-  _globals['_STREAMDETACHED']._serialized_end=1099
-  _globals['_STREAMQUARANTINED']._serialized_start=1101
-  _globals['_STREAMQUARANTINED']._serialized_end=1152
-  _globals['_GAPALLOWED']._serialized_start=1154
-  _globals['_GAPALLOWED']._serialized_end=1166
-  _globals['_SUBSCRIPTIONACKNOWLEDGED']._serialized_start=1168
-  _globals['_SUBSCRIPTIONACKNOWLEDGED']._serialized_end=1234
-  _globals['_SUBSCRIPTIONDROPPED']._serialized_start=1236
-  _globals['_SUBSCRIPTIONDROPPED']._serialized_end=1279
+  _globals['_ARRIVAL']._serialized_end=563
+  _globals['_BEGIN']._serialized_start=565
+  _globals['_BEGIN']._serialized_end=663
+  _globals['_STREAMATTACHED']._serialized_start=666
+  _globals['_STREAMATTACHED']._serialized_end=841
+  _globals['_INCARNATIONTAKEN']._serialized_start=843
+  _globals['_INCARNATIONTAKEN']._serialized_end=916
+  _globals['_EPOCHCOMMITTED']._serialized_start=919
+  _globals['_EPOCHCOMMITTED']._serialized_end=1097
+  _globals['_STREAMDETACHED']._serialized_start=1099
+  _globals['_STREAMDETACHED']._serialized_end=1147
+  _globals['_STREAMQUARANTINED']._serialized_start=1149
+  _globals['_STREAMQUARANTINED']._serialized_end=1200
+  _globals['_GAPALLOWED']._serialized_start=1202
+  _globals['_GAPALLOWED']._serialized_end=1214
+  _globals['_STREAMSSWITCHED']._serialized_start=1216
+  _globals['_STREAMSSWITCHED']._serialized_end=1301
+  _globals['_SUBSCRIPTIONACKNOWLEDGED']._serialized_start=1303
+  _globals['_SUBSCRIPTIONACKNOWLEDGED']._serialized_end=1369
+  _globals['_SUBSCRIPTIONDROPPED']._serialized_start=1371
+  _globals['_SUBSCRIPTIONDROPPED']._serialized_end=1414
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Arrival(_message.Message):
-    __slots__ = ("begin", "attached", "epoch", "detached", "quarantined", "gap_allowed", "acknowledged", "dropped", "incarnation")
+    __slots__ = ("begin", "attached", "epoch", "detached", "quarantined", "gap_allowed", "acknowledged", "dropped", "incarnation", "switched")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class Arrival(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SWITCHED_FIELD_NUMBER: _ClassVar[int]
     begin: Begin
     attached: StreamAttached
     epoch: EpochCommitted
@@ -27,7 +28,8 @@ class Arrival(_message.Message):
     acknowledged: SubscriptionAcknowledged
     dropped: SubscriptionDropped
     incarnation: IncarnationTaken
-    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., attached: _Optional[_Union[StreamAttached, _Mapping]] = ..., epoch: _Optional[_Union[EpochCommitted, _Mapping]] = ..., detached: _Optional[_Union[StreamDetached, _Mapping]] = ..., quarantined: _Optional[_Union[StreamQuarantined, _Mapping]] = ..., gap_allowed: _Optional[_Union[GapAllowed, _Mapping]] = ..., acknowledged: _Optional[_Union[SubscriptionAcknowledged, _Mapping]] = ..., dropped: _Optional[_Union[SubscriptionDropped, _Mapping]] = ..., incarnation: _Optional[_Union[IncarnationTaken, _Mapping]] = ...) -> None: ...
+    switched: StreamsSwitched
+    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., attached: _Optional[_Union[StreamAttached, _Mapping]] = ..., epoch: _Optional[_Union[EpochCommitted, _Mapping]] = ..., detached: _Optional[_Union[StreamDetached, _Mapping]] = ..., quarantined: _Optional[_Union[StreamQuarantined, _Mapping]] = ..., gap_allowed: _Optional[_Union[GapAllowed, _Mapping]] = ..., acknowledged: _Optional[_Union[SubscriptionAcknowledged, _Mapping]] = ..., dropped: _Optional[_Union[SubscriptionDropped, _Mapping]] = ..., incarnation: _Optional[_Union[IncarnationTaken, _Mapping]] = ..., switched: _Optional[_Union[StreamsSwitched, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "options", "schema", "key")
@@ -102,6 +104,16 @@ class StreamQuarantined(_message.Message):
 class GapAllowed(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StreamsSwitched(_message.Message):
+    __slots__ = ("on_trial", "admitted", "before")
+    ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    on_trial: _containers.RepeatedScalarFieldContainer[str]
+    admitted: _containers.RepeatedScalarFieldContainer[str]
+    before: int
+    def __init__(self, on_trial: _Optional[_Iterable[str]] = ..., admitted: _Optional[_Iterable[str]] = ..., before: _Optional[int] = ...) -> None: ...
 
 class SubscriptionAcknowledged(_message.Message):
     __slots__ = ("subscription", "sequence")

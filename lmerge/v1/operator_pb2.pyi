@@ -40,7 +40,7 @@ class DescribeMergeRequest(_message.Message):
     def __init__(self, merge: _Optional[str] = ...) -> None: ...
 
 class DescribeMergeResponse(_message.Message):
-    __slots__ = ("name", "options", "schema", "generation", "output", "streams", "subscriptions", "log")
+    __slots__ = ("name", "options", "schema", "generation", "output", "streams", "subscriptions", "log", "on_trial")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class DescribeMergeResponse(_message.Message):
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     options: _common_pb2.MergeOptions
     schema: bytes
@@ -57,7 +58,8 @@ class DescribeMergeResponse(_message.Message):
     streams: _containers.RepeatedCompositeFieldContainer[StreamStatistics]
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionStatistics]
     log: LogStatistics
-    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_common_pb2.MergeOptions, _Mapping]] = ..., schema: _Optional[bytes] = ..., generation: _Optional[str] = ..., output: _Optional[_Union[OutputStatistics, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[StreamStatistics, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStatistics, _Mapping]]] = ..., log: _Optional[_Union[LogStatistics, _Mapping]] = ...) -> None: ...
+    on_trial: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_common_pb2.MergeOptions, _Mapping]] = ..., schema: _Optional[bytes] = ..., generation: _Optional[str] = ..., output: _Optional[_Union[OutputStatistics, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[StreamStatistics, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStatistics, _Mapping]]] = ..., log: _Optional[_Union[LogStatistics, _Mapping]] = ..., on_trial: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutputStatistics(_message.Message):
     __slots__ = ("inserts", "adjusts", "stables", "stable", "live", "index_bytes", "payload_bytes", "stalled", "first_sequence", "next_sequence")
@@ -84,7 +86,7 @@ class OutputStatistics(_message.Message):
     def __init__(self, inserts: _Optional[int] = ..., adjusts: _Optional[int] = ..., stables: _Optional[int] = ..., stable: _Optional[int] = ..., live: _Optional[int] = ..., index_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., stalled: _Optional[bool] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ...) -> None: ...
 
 class StreamStatistics(_message.Message):
-    __slots__ = ("name", "state", "connected", "lineage", "incarnation", "last_epoch", "from_time", "stable", "lag", "share", "inserts", "adjusts", "stables", "dropped", "late", "ignored", "conflicts", "verified", "divergent", "skipped", "feedback_sent", "held_back", "staged_bytes", "reason", "counters")
+    __slots__ = ("name", "state", "connected", "lineage", "incarnation", "last_epoch", "from_time", "stable", "lag", "share", "inserts", "adjusts", "stables", "dropped", "late", "ignored", "conflicts", "verified", "divergent", "skipped", "feedback_sent", "held_back", "staged_bytes", "reason", "counters", "on_trial", "diverged_start", "diverged_end")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +119,9 @@ class StreamStatistics(_message.Message):
     STAGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_START_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_END_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     connected: bool
@@ -142,7 +147,10 @@ class StreamStatistics(_message.Message):
     staged_bytes: int
     reason: str
     counters: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., connected: _Optional[bool] = ..., lineage: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_epoch: _Optional[int] = ..., from_time: _Optional[int] = ..., stable: _Optional[int] = ..., lag: _Optional[int] = ..., share: _Optional[float] = ..., inserts: _Optional[int] = ..., adjusts: _Optional[int] = ..., stables: _Optional[int] = ..., dropped: _Optional[int] = ..., late: _Optional[int] = ..., ignored: _Optional[int] = ..., conflicts: _Optional[int] = ..., verified: _Optional[int] = ..., divergent: _Optional[int] = ..., skipped: _Optional[int] = ..., feedback_sent: _Optional[int] = ..., held_back: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    on_trial: bool
+    diverged_start: int
+    diverged_end: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., connected: _Optional[bool] = ..., lineage: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_epoch: _Optional[int] = ..., from_time: _Optional[int] = ..., stable: _Optional[int] = ..., lag: _Optional[int] = ..., share: _Optional[float] = ..., inserts: _Optional[int] = ..., adjusts: _Optional[int] = ..., stables: _Optional[int] = ..., dropped: _Optional[int] = ..., late: _Optional[int] = ..., ignored: _Optional[int] = ..., conflicts: _Optional[int] = ..., verified: _Optional[int] = ..., divergent: _Optional[int] = ..., skipped: _Optional[int] = ..., feedback_sent: _Optional[int] = ..., held_back: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., counters: _Optional[_Mapping[str, float]] = ..., on_trial: _Optional[bool] = ..., diverged_start: _Optional[int] = ..., diverged_end: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStatistics(_message.Message):
     __slots__ = ("name", "connected", "acknowledged", "behind")
@@ -235,6 +243,22 @@ class ReleaseStreamRequest(_message.Message):
     def __init__(self, merge: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
 
 class ReleaseStreamResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SwitchStreamsRequest(_message.Message):
+    __slots__ = ("merge", "on_trial", "admitted", "before")
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    ON_TRIAL_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    merge: str
+    on_trial: _containers.RepeatedScalarFieldContainer[str]
+    admitted: _containers.RepeatedScalarFieldContainer[str]
+    before: int
+    def __init__(self, merge: _Optional[str] = ..., on_trial: _Optional[_Iterable[str]] = ..., admitted: _Optional[_Iterable[str]] = ..., before: _Optional[int] = ...) -> None: ...
+
+class SwitchStreamsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -70,6 +70,11 @@ class OperatorServiceStub:
                 request_serializer=lmerge_dot_v1_dot_operator__pb2.ReleaseStreamRequest.SerializeToString,
                 response_deserializer=lmerge_dot_v1_dot_operator__pb2.ReleaseStreamResponse.FromString,
                 _registered_method=True)
+        self.SwitchStreams = channel.unary_unary(
+                '/lmerge.v1.OperatorService/SwitchStreams',
+                request_serializer=lmerge_dot_v1_dot_operator__pb2.SwitchStreamsRequest.SerializeToString,
+                response_deserializer=lmerge_dot_v1_dot_operator__pb2.SwitchStreamsResponse.FromString,
+                _registered_method=True)
         self.AllowGap = channel.unary_unary(
                 '/lmerge.v1.OperatorService/AllowGap',
                 request_serializer=lmerge_dot_v1_dot_operator__pb2.AllowGapRequest.SerializeToString,
@@ -137,6 +142,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchStreams(self, request, context):
+        """Some streams go on trial, and others are admitted from it: all at one instant, or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AllowGap(self, request, context):
         """Ends a stall: the output goes on after a gap, and says so.
         """
@@ -195,6 +207,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ReleaseStream,
                     request_deserializer=lmerge_dot_v1_dot_operator__pb2.ReleaseStreamRequest.FromString,
                     response_serializer=lmerge_dot_v1_dot_operator__pb2.ReleaseStreamResponse.SerializeToString,
+            ),
+            'SwitchStreams': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchStreams,
+                    request_deserializer=lmerge_dot_v1_dot_operator__pb2.SwitchStreamsRequest.FromString,
+                    response_serializer=lmerge_dot_v1_dot_operator__pb2.SwitchStreamsResponse.SerializeToString,
             ),
             'AllowGap': grpc.unary_unary_rpc_method_handler(
                     servicer.AllowGap,
@@ -402,6 +419,33 @@ class OperatorService:
             '/lmerge.v1.OperatorService/ReleaseStream',
             lmerge_dot_v1_dot_operator__pb2.ReleaseStreamRequest.SerializeToString,
             lmerge_dot_v1_dot_operator__pb2.ReleaseStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchStreams(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lmerge.v1.OperatorService/SwitchStreams',
+            lmerge_dot_v1_dot_operator__pb2.SwitchStreamsRequest.SerializeToString,
+            lmerge_dot_v1_dot_operator__pb2.SwitchStreamsResponse.FromString,
             options,
             channel_credentials,
             insecure,

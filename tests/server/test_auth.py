@@ -119,6 +119,7 @@ CALLS: dict[str, tuple[str, Call, tuple[grpc.StatusCode, ...]]] = {
         (Code.NOT_FOUND,),
     ),
     "ReleaseStream": ("operator", operates("ReleaseStream", stream="nobody"), (Code.NOT_FOUND,)),
+    "SwitchStreams": ("operator", operates("SwitchStreams", on_trial=["nobody"]), ()),
     "AllowGap": ("operator", operates("AllowGap"), (Code.FAILED_PRECONDITION,)),
     "TakeSnapshot": ("operator", operates("TakeSnapshot"), ()),
     "DropSubscription": (

@@ -133,6 +133,8 @@ def _operate(kind: Callable[..., Message], *more: str) -> Callable[..., list[Mes
         fields: dict[str, Any] = {}
         for name in more:
             fields[name] = merge if name in ("merge", "name") else pick.choice(STREAMS)
+            if name in ("on_trial", "admitted"):
+                fields[name] = [fields[name]]
         request = kind(**fields)
         if isinstance(request, operator_pb2.CreateMergeRequest):
             request.schema = rows.schema_bytes(PAYLOAD) if pick.random() < 0.5 else b""
@@ -158,6 +160,9 @@ SINGLE: Final = {
         operator_pb2.QuarantineStreamRequest, "merge", "stream", "reason"
     ),
     OPERATORS + "ReleaseStream": _operate(operator_pb2.ReleaseStreamRequest, "merge", "stream"),
+    OPERATORS + "SwitchStreams": _operate(
+        operator_pb2.SwitchStreamsRequest, "merge", "on_trial", "admitted"
+    ),
     OPERATORS + "AllowGap": _operate(operator_pb2.AllowGapRequest, "merge"),
     OPERATORS + "TakeSnapshot": _operate(operator_pb2.TakeSnapshotRequest, "merge"),
     OPERATORS + "DropSubscription": _operate(
@@ -226,6 +231,8 @@ def change(message: Message, pick: random.Random) -> None:
     elif field.is_repeated and field.message_type is not None:
         for _ in range(pick.choice((1, 50))):
             change(getattr(message, field.name).add(), pick)
+    elif field.is_repeated:
+        getattr(message, field.name).extend(strange(field, pick) for _ in range(pick.choice((1, 9))))
     elif field.message_type is not None:
         getattr(message, field.name).SetInParent()  # a wrong oneof
         change(getattr(message, field.name), pick)
