@@ -35,6 +35,20 @@ def wanted(spec: Spec, home: Home, hosts: str, options: Options) -> dict[str, li
     return found
 
 
+def alike(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether a process that runs is the one that is wanted: which Python runs it, and in which
+    order ZooKeeper's hosts were said, may differ from coordinator to coordinator."""
+    return _essence(one) == _essence(other)
+
+
+def _essence(command: Sequence[str]) -> list[str]:
+    found = list(command[1:])
+    if "--zk" in found:
+        at = found.index("--zk") + 1
+        found[at : at + 1] = sorted(found[at].split(",")) if at < len(found) else []
+    return found
+
+
 def _lmerge(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "lmerge", *arguments]
 
@@ -54,6 +68,8 @@ def _replica(stream: str, plan: Plan, spec: Spec, home: Home) -> list[str]:
         "--plan", plan.name, "--checkpoint", home.checkpoint(plan, stream),
         "--server", ",".join(spec.addresses),
     )  # fmt: skip
+    if plan.jumpstart is not None and "checkpoint" in plan.jumpstart:
+        command += ["--jumpstart", str(plan.jumpstart["checkpoint"])]
     if plan.master is not None:
         command += ["--master", plan.master]
     for key, value in plan.conf.items():

@@ -100,8 +100,9 @@ class Processes:
 
     def status(self, name: str) -> int | None:
         """The exit status of one that has ended; None when its starter has ended as well."""
-        child = self._children.get(name)
-        return None if child is None else child.poll()
+        child, known = self._children.get(name), self.known(name)
+        ours = child is not None and known is not None and child.pid == known.pid
+        return child.poll() if child is not None and ours else None
 
     def start(
         self,

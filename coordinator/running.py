@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from coordinator import spec as specs
 from coordinator.calls import Calls, listens
-from coordinator.commands import COORDINATOR, REPLICA, SERVER, Options, wanted
+from coordinator.commands import COORDINATOR, REPLICA, SERVER, Options, alike, wanted
 from coordinator.deployment import ConflictError, Member, Term, asking, key_of
 from coordinator.election import Candidate
 from coordinator.home import Home, shown
@@ -223,7 +223,7 @@ class Coordinator:
                 continue
             unit.step(Event.WANTED, now)
             known = self._processes.running(name)
-            if unit.there and known is not None and list(known.command) != self._commands[name]:
+            if unit.there and known and not alike(known.command, self._commands[name]):
                 self._say(f"{shown(name)} is started again: it is wanted otherwise")
                 self._act(name, unit.step(Event.CHANGED, now))
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from coordinator import spec as specs
+from coordinator.commands import alike
 from coordinator.membership import Coordination
 from coordinator.spec import Plan, ServerSpec, Spec, succeeding
 from coordinator.zookeeper import Ensemble
 from lmerge.errors import ConfigurationError, NotFoundError
+from tests.cli.running import ROOT
 from tests.coordinator.waiting import WAIT_SECONDS
 
 _DEPLOYMENTS = itertools.count(1)
@@ -72,6 +76,21 @@ def test_a_file_says_everything_and_its_paths_are_its_own(tmp_path: Path) -> Non
     assert other.checkpoint == str(tmp_path / "kept")
     assert list(found.streams()) == ["by-word-1", "by-word-2", "by-word-3", "other-1"]
     assert found.streams()["by-word-2"] is words
+
+
+def test_the_example_of_the_documentation_can_be_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs/coordination.md").read_text("utf-8")
+    [text] = re.findall(r"<!-- deployment: [^\n]*-->\n```toml\n(.*?)```", page, re.S)
+    found = Spec.load_toml(written(tmp_path, text))
+    assert list(found.streams()) == ["by_word-1", "by_word-2"]
+    [program] = re.findall(r"<!-- run_replica.py: [^\n]*-->\n +```python\n(.*?)```", page, re.S)
+    compile(dedent(program), "run_replica.py", "exec")
+
+
+def test_a_process_that_runs_is_the_one_that_is_wanted() -> None:
+    one = ["/usr/bin/python", "-m", "lmerge", "server", "--zk", "a:1,b:2", "--linger", "60"]
+    assert alike(one, ["/bin/python3", *one[1:5], "b:2,a:1", *one[6:]])
+    assert not alike(one, [*one[:-1], "61"])
 
 
 def test_what_is_encoded_is_decoded_to_the_same(tmp_path: Path) -> None:
@@ -148,7 +167,7 @@ def test_a_change_is_made_to_what_is_there_by_then(zookeeper: Ensemble) -> None:
         with pytest.raises(NotFoundError, match="start it with lmerge up"):
             specs.read(deployment)
         deployment.write(specs.NAME, Spec(plans=(Plan("a", "q.py"),)).encoded(), None)
-        calls = []
+        calls: list[Spec] = []
 
         def how(spec: Spec) -> Spec:
             if not calls:  # somebody is faster, once
