@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lmerge.client.connection import Retry, Security, may_retry
 from lmerge.client.epochs import Acknowledgement
 from lmerge.client.items import Elements, Gap, Item, Position, Snapshot, StablePoint
+from lmerge.client.mirrored import MirroredWriter
 from lmerge.client.reader import Reader
 from lmerge.client.staging import Share, Staged, stage, stage_sync
-from lmerge.client.sync import SyncMergedReader, SyncReader, SyncWriter
+from lmerge.client.sync import SyncMergedReader, SyncMirroredWriter, SyncReader, SyncWriter
 from lmerge.client.writer import Welcome, Writer
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "Gap",
     "Item",
     "MergedReader",
+    "MirroredWriter",
     "Position",
     "Reader",
     "Retry",
@@ -33,6 +35,7 @@ __all__ = [
     "StablePoint",
     "Staged",
     "SyncMergedReader",
+    "SyncMirroredWriter",
     "SyncReader",
     "SyncWriter",
     "Welcome",

@@ -11,12 +11,13 @@ import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 import pyarrow as pa
 
 from lmerge.client.epochs import Acknowledgement
 from lmerge.client.items import Elements, Gap, Item, Position, Snapshot
+from lmerge.client.mirrored import MirroredWriter
 from lmerge.client.reader import Reader, elements_in
 from lmerge.client.writer import Welcome, Writer
 from lmerge.elements import Element
@@ -79,8 +80,18 @@ class SyncWriter:
         schema: pa.Schema,
         **options: Any,
     ) -> None:
-        self.writer = Writer(target, merge, stream, schema, **options)
+        self.writer = self._make(target, merge, stream, schema, options)
         self._thread = LoopThread(f"lmerge-writer-{stream}")
+
+    @staticmethod
+    def _make(
+        target: str | Sequence[str],
+        merge: str,
+        stream: str,
+        schema: pa.Schema,
+        options: dict[str, Any],
+    ) -> Writer:
+        return Writer(target, merge, stream, schema, **options)
 
     def __enter__(self) -> Self:
         try:
@@ -188,6 +199,22 @@ class SyncWriter:
     def incarnation(self) -> int:
         """What Stage calls need."""
         return self.writer.incarnation
+
+
+class SyncMirroredWriter(SyncWriter):
+    """A blocking :class:`~lmerge.client.mirrored.MirroredWriter`."""
+
+    @staticmethod
+    def _make(
+        target: str | Sequence[str],
+        merge: str,
+        stream: str,
+        schema: pa.Schema,
+        options: dict[str, Any],
+    ) -> Writer:
+        targets = [target] if isinstance(target, str) else target
+        # It has what this class calls.
+        return cast(Writer, MirroredWriter(targets, merge, stream, schema, **options))
 
 
 class SyncReader:

@@ -79,6 +79,16 @@ class ServerProcess:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
 
 def _drain(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert process.stdout is not None
