@@ -326,7 +326,7 @@ class Coordinator:
         try:
             if unit.anew and name.startswith(REPLICA):
                 self._set_aside(name)
-                self._say(f"{shown(name)} begins anew: its stream was detached")
+                self._say(f"{shown(name)} begins anew: what it knew is not taken any more")
                 unit.anew = False
             known = self._processes.start(name, self._commands[name], restarts=unit.restarts)
             self._say(f"{shown(name)} started (pid {known.pid})")

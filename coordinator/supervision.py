@@ -45,7 +45,7 @@ class Event(Enum):
     READY = auto()
     DIED = auto()  # also: it could not be started
     FENCED = auto()  # it died of that
-    DETACHED = auto()  # it died of that: what it knows is worth nothing any more
+    DETACHED = auto()  # it died of that, or was refused for it
     FREE = auto()  # nobody holds its place
     RETIRED = auto()
     TICK = auto()  # time has passed
@@ -194,13 +194,14 @@ class Unit:
     def _died(self, event: Event, now: float) -> Action | None:
         if not self.there:
             return None
-        told = self.phase is Phase.ENDING
+        told, refused = self.phase is Phase.ENDING, self.phase is Phase.STARTING
         if self.phase is Phase.READY and now >= self._ready_at + self.patience.healthy_seconds:
             self.deaths = 0
         self._ready_at = math.inf
         if not self.wanted:
             return self._leave(now)
-        self.anew = event is Event.DETACHED
+        # The first time it may still vouch for what it knows, and attach as another stream.
+        self.anew = event is Event.DETACHED and refused
         self.restarts += 1
         if event is Event.FENCED:
             self.phase = Phase.ELSEWHERE

@@ -91,11 +91,15 @@ def test_what_was_left_by_an_earlier_leader_is_cleared_away_as_well() -> None:
     assert never.gone
 
 
-def test_who_was_detached_begins_without_what_it_knew() -> None:
+def test_who_was_detached_begins_without_what_it_knew_when_that_is_refused() -> None:
     unit = started()
-    unit.step(Event.DETACHED, 1)
+    unit.step(Event.READY, 1)
+    unit.step(Event.DETACHED, 2)
+    assert not unit.anew
+    assert unit.step(Event.TICK, 3) is Action.START
+    unit.step(Event.DETACHED, 4)
     assert unit.anew
-    assert unit.step(Event.TICK, 2) is Action.START
+    assert unit.step(Event.TICK, 6) is Action.START
 
 
 def test_who_is_found_running_is_not_started() -> None:
