@@ -34,6 +34,7 @@ class Enrolment:
         stream: str,
         *,
         plan: str = "",
+        checkpoint: str = "",
         credentials: Credentials | None = None,
         wait_seconds: float = WAIT_SECONDS,
         session_seconds: float = SESSION_SECONDS,
@@ -43,7 +44,7 @@ class Enrolment:
         )
         self._member = Member(
             "replica", stream, 0, merge=merge, plan=plan,
-            address=socket.gethostname(), details={"pid": os.getpid()},
+            address=socket.gethostname(), details={"pid": os.getpid(), "checkpoint": checkpoint},
         )  # fmt: skip
         self._member.key  # noqa: B018  # refuses a name that cannot be, now
         self._wait_seconds = wait_seconds

@@ -17,9 +17,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from lmerge.client import Retry, Security, SyncWriter
 from lmerge.core.properties import Restriction
 from lmerge.errors import ConfigurationError
+from lmerge.times import BEGINNING
 from lmerge.wire.rows import schema_bytes
 from replicas.analysis import Analysis, analyse
+from replicas.beginning import beginning, committed
 from replicas.epochs import Memory
+from replicas.fingerprint import FILE, Fingerprint, check, fingerprint
 from replicas.horizon import CONF, HorizonServer, serve
 from replicas.lifetimes import Lifetimes, lifetimes
 from replicas.revisions import Revisions
@@ -92,6 +95,7 @@ def attach(
     path: Path = "auto",
     from_time: int | None = None,
     incarnation: int | Callable[[str], int] = 0,
+    trust_checkpoint: bool = False,
     trigger: Mapping[str, Any] | None = None,
     security: Security | None = None,
     retry: Retry | None = None,
@@ -111,6 +115,9 @@ def attach(
       no order); ``auto`` takes the tasks when there are several executors.
     - ``incarnation``: fences off older holders of the stream; 0: the server gives one. A function
       is told the lineage, and called when everything else is ready.
+    - ``from_time``: nothing is promised, or sent, of what ends before. From when on a checkpoint
+      is right that begins another stream is found by itself (:mod:`replicas.beginning`).
+    - ``trust_checkpoint``: take it even if its fingerprint is another plan's.
     - ``trigger``: as ``DataStreamWriter.trigger`` takes it. ``options``: for a new merge.
     """
     if not df.isStreaming:
@@ -123,13 +130,21 @@ def attach(
     times = lifetimes(df, vs, ve, None if payload is None else list(payload), analysis.window)
     schema = payload_schema(times.schema)
     storage = Storage(spark, checkpoint)
-    revisions = None if mode == "append" else Revisions(
-        schema, _keys(key, analysis, times), complete=mode == "complete"
-    )  # fmt: skip
+    keys = () if mode == "append" else _keys(key, analysis, times)
+    revisions = None if mode == "append" else Revisions(schema, keys, complete=mode == "complete")
     memory = Memory(storage, revisions)
+    done = committed(storage)
+    plan = fingerprint(df, mode, times, keys)
+    _belongs(checkpoint, storage, memory, plan, done, trust=trust_checkpoint)
     # A source or step that skips has made the session's horizon before the plan was complete.
     horizon = serve(spark) if spark.conf.get(CONF, None) else None
     lineage = memory.lineage()
+    watermarks = _watermarks(storage, times, analysis) if stable == WATERMARK else None
+    begins, promised = None, from_time
+    if done is not None:
+        reached = watermarks.of(done) if watermarks is not None else None
+        begins = beginning(done, reached, memory, revisions)
+        from_time = begins.from_time(from_time)
     writer = SyncWriter(
         server,
         merge,
@@ -145,17 +160,19 @@ def attach(
         on_feedback=None if horizon is None else horizon.advance,
     )
     sink = Sink(
-        writer, times, schema, memory, revisions,
-        _watermarks(storage, times, analysis) if stable == WATERMARK else None,
+        writer, times, schema, memory, revisions, watermarks,
         promise=None if stable in (None, WATERMARK) else times.time_of(df, str(stable)),
         horizon=None if horizon is None else lambda: horizon.horizon,
         in_order=chosen.requires.ordered,
         tasks=_tasks(df, path, mode, chosen, horizon, Tasks(
             server, merge, stream, schema_bytes(schema), security or Security()
         )),
+        from_time=promised,
     )  # fmt: skip
     try:
         welcome = writer.attach()
+        if begins is not None and welcome.next_epoch is None:
+            begins.tell(writer, from_time)
         if horizon is not None:
             sink.counters.more = horizon.counters
             if welcome.horizon is not None:
@@ -169,6 +186,39 @@ def attach(
         writer.close(drain=False)
         raise
     return Replica(query, writer, sink, analysis)
+
+
+def plan_of(
+    df: DataFrame,
+    *,
+    mode: Mode = "append",
+    vs: str | None = None,
+    ve: str | None = None,
+    payload: Sequence[str] | None = None,
+    key: Sequence[str] | None = None,
+    **_: Any,
+) -> Fingerprint:
+    """The fingerprint that :func:`attach` gives a query; takes all of its options."""
+    analysis = analyse(df, mode, vs=vs, ve=ve, payload=payload, key=key)
+    times = lifetimes(df, vs, ve, None if payload is None else list(payload), analysis.window)
+    return fingerprint(df, mode, times, () if mode == "append" else _keys(key, analysis, times))
+
+
+def _belongs(
+    checkpoint: str, storage: Storage, memory: Memory, plan: Fingerprint, done: int | None,
+    *, trust: bool,
+) -> None:  # fmt: skip
+    """The checkpoint is this plan's, from now on if no batch was ever committed to it."""
+    known = storage.read(FILE)
+    if done is None:
+        # What another plan has tried there does not count, but the server may have heard of it.
+        if known is not None and known != plan.encoded():
+            memory.begin_anew()
+        memory.said(BEGINNING)  # from the first epoch on the latest end is kept
+    elif not trust:
+        check(known, plan, checkpoint)
+    if known is None or trust or done is None:
+        storage.write(FILE, plan.encoded())
 
 
 def _keys(key: Sequence[str] | None, analysis: Analysis, times: Lifetimes) -> tuple[str, ...]:

@@ -4,11 +4,15 @@ An epoch's memory is written before the epoch is committed to the server, so whi
 runs again after a crash, the memory of the one before it is there. Memory is the rows of each epoch
 since the last whole state, which :class:`Revisions` applies again; older files are removed. A copy
 of the checkpoint directory takes it along.
+
+Of a stream that only inserts the latest end that it ever said is kept, in the name of a file: who
+begins anew from its checkpoint says nothing again, and so can vouch only for what ends later.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -21,8 +25,10 @@ from replicas.revisions import Int64s, Revisions
 from replicas.storage import Storage
 
 FOLDER: Final = "lmerge"
+ENDS: Final = f"{FOLDER}/ends"
 WHOLE_EVERY: Final = 50
 """Epochs between whole states: what a restart applies again, at most."""
+_WHOLE: Final = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Memory:
         self._revisions = revisions
         self._at: int | None = None  # the epoch that progress and revisions are behind
         self._progress = Progress()
+        self._end: int | None = None  # the latest; None: not looked up yet
 
     def lineage(self) -> str:
         """The name of what this checkpoint descends from; made on the first asking."""
@@ -50,6 +57,32 @@ class Memory:
             known = uuid.uuid4().hex.encode()
             self._storage.write(name, known)
         return known.decode()
+
+    def begin_anew(self) -> None:
+        """What comes is not what came before: another physical stream."""
+        self._storage.remove(f"{FOLDER}/lineage")
+        for each in self._storage.names(f"{FOLDER}/epochs"):
+            self._storage.remove(f"{FOLDER}/epochs/{each}")
+
+    def end(self) -> int | None:
+        """No event that was said ends later than this; None when that was not kept."""
+        return max(self._ends(), default=None)
+
+    def said(self, end: int) -> None:
+        """Events up to this end are about to be said."""
+        if self._end is None:
+            self._end = self.end()
+        if self._end is not None and end <= self._end:
+            return
+        self._storage.write(f"{ENDS}/{end}", b"")
+        # After the new one is there: at every instant one of them is.
+        for each in self._ends():
+            if each < end:
+                self._storage.remove(f"{ENDS}/{each}")
+        self._end = end
+
+    def _ends(self) -> list[int]:
+        return [int(name) for name in self._storage.names(ENDS) if _WHOLE.fullmatch(name)]
 
     def before(self, epoch: int) -> Progress:
         """Where the stream is before an epoch; the revisions are taken there, too."""

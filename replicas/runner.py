@@ -21,6 +21,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from py4j.protocol import Py4JError
@@ -29,6 +30,7 @@ from pyspark.sql import SparkSession
 from lmerge.client import Security
 from lmerge.errors import DetachedError, FencedError, LMergeError
 from replicas.attaching import Replica, attach
+from replicas.checkpointing import jumpstart
 from replicas.loading import Build, load_build, query_of, reason
 from replicas.session import session
 
@@ -75,11 +77,16 @@ class Job:
     as_json: bool = False
     log_level: str = "FATAL"  # of Spark: what ends the query is told in a line of ours
     membership: Membership | None = None
+    jumpstart: str | None = None  # a saved checkpoint, which a new replica begins from
 
 
 def run(job: Job, say: Say) -> int:
     """Run until a signal or the query's end; 0 when it was asked to stop, or had no more to do."""
     build = load_build(job.build)
+    if job.jumpstart is not None:
+        saved = jumpstart(Path(job.jumpstart), Path(job.checkpoint))
+        if saved is not None:
+            say(f"replica {job.name} begins from checkpoint {saved.name}, batch {saved.batch}")
     if job.membership is None:
         return _run(job, build, say)
     job.membership.start()

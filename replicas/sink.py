@@ -30,7 +30,7 @@ from lmerge.errors import DetachedError, LMergeError
 from lmerge.times import BEGINNING
 from replicas.epochs import Memory, Progress
 from replicas.events import Events, events_of
-from replicas.lifetimes import Lifetimes
+from replicas.lifetimes import VE, Lifetimes
 from replicas.revisions import Revisions
 from replicas.storage import Storage
 from replicas.tasks import PARTS, Tasks
@@ -92,6 +92,7 @@ class Sink:
         horizon: Callable[[], int] | None,
         in_order: bool,
         tasks: Tasks | None,
+        from_time: int | None = None,
     ) -> None:
         self._writer = writer
         self._lifetimes = lifetimes
@@ -103,6 +104,7 @@ class Sink:
         self._horizon = horizon
         self._in_order = in_order
         self._tasks = tasks
+        self._from_time = from_time
         self._remembers = revisions is not None or promise is not None or horizon is not None
         self.counters = Counters()
         self.failure: Exception | None = None
@@ -130,6 +132,8 @@ class Sink:
     def _run(self, rows: DataFrame, epoch: int) -> None:
         before = self._before(epoch)
         selected = self._lifetimes.select(rows, self._promise)
+        if self._from_time is not None:  # it may be incomplete, and is promised to nobody
+            selected = selected.where(f"{VE} >= {self._from_time}")
         if self._tasks is not None:
             self._in_tasks(self._tasks, selected, epoch, before)
         else:
@@ -159,6 +163,8 @@ class Sink:
         progress = Progress(self._stable(epoch, before, events.stable), skipped)
         batches, late = self._elements(needed, before)
         self.counters.late += late
+        if self._revisions is None and len(needed.ve):
+            self._memory.said(int(needed.ve.max()))
         if self._revisions is not None:
             self._revisions.forget(max(progress.stable, skipped))
             self.counters.state_rows = self._revisions.live.num_rows
@@ -186,6 +192,8 @@ class Sink:
         progress = Progress(self._stable(epoch, before, promised), before.skipped_before)
         if self._remembers:
             self._memory.after(epoch, progress, pa.table({}), *_NO_TIMES)
+        if any(row.rows for row in found):
+            self._memory.said(max(row.end for row in found))
         self.counters.rows += sum(row.rows for row in found)
         self.counters.late += sum(row.late for row in found)
         parts = [(row.partition, row.attempt) for row in found]

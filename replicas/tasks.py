@@ -19,7 +19,7 @@ from lmerge.errors import ConfigurationError
 from lmerge.times import BEGINNING
 from replicas.events import events_of
 
-PARTS: Final = "partition INT, attempt BIGINT, rows BIGINT, late BIGINT, stable BIGINT"
+PARTS: Final = "partition INT, attempt BIGINT, rows BIGINT, late BIGINT, stable BIGINT, end BIGINT"
 """What a task says of its share, for the driver."""
 
 
@@ -47,7 +47,7 @@ class Tasks:
             raise ConfigurationError("the tasks of a replica run in Spark")
         partition, attempt = context.partitionId(), context.taskAttemptId()
         payload = pa.ipc.read_schema(pa.py_buffer(self.payload))
-        found = {"late": 0, "stable": BEGINNING}
+        found = {"late": 0, "stable": BEGINNING, "end": BEGINNING}
 
         def elements() -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -55,13 +55,14 @@ class Tasks:
                 timely = events.where(events.vs >= self.stable)
                 found["late"] += len(events.vs) - len(timely.vs)
                 found["stable"] = max(found["stable"], events.stable)
+                found["end"] = max(found["end"], int(timely.ve.max(initial=BEGINNING)))
                 yield from timely.inserts()
 
         share = Share(self.merge, self.stream, self.incarnation, self.epoch, partition, attempt)
         staged = stage_sync(self.server, share, payload, elements(), security=self.security)
         row = {
             "partition": partition, "attempt": attempt, "rows": staged.rows,
-            "late": found["late"], "stable": found["stable"],
+            **found,
         }  # fmt: skip
         kinds = [("partition", pa.int32()), *((name, pa.int64()) for name in list(row)[1:])]
         yield pa.RecordBatch.from_pylist([row], schema=pa.schema(kinds))

@@ -17,6 +17,7 @@ from importlib import metadata
 from lmerge.cli import (
     attach,
     check,
+    checkpoint,
     demo,
     down,
     explain_plan,
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
         merge, tdb, check, gen, demo, server, attach, subscribe, replica, explain_plan, status, top,
-        operate, zk, up, ps, scale, down,
+        operate, zk, up, ps, scale, down, checkpoint,
     ):  # fmt: skip
         command.add_to(commands)
     return result

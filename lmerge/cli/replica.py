@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmerge.cli import connection, coordination
+from lmerge.cli.checkpoint import saved_directory
 from lmerge.cli.exits import Exit
 from lmerge.cli.terminal import Terminal
 from lmerge.errors import ConfigurationError, DetachedError, FencedError
@@ -48,6 +49,14 @@ def add_to(commands: Any) -> None:
     run_parser.add_argument(
         "--checkpoint", metavar="DIR", help="default: checkpoints/MERGE/NAME beside you"
     )
+    run_parser.add_argument(
+        "--jumpstart", metavar="SAVED",
+        help="begin a new replica from a saved checkpoint: its directory, or its name with --zk",
+    )  # fmt: skip
+    run_parser.add_argument(
+        "--trust-checkpoint", action="store_true", default=None,
+        help="take a checkpoint though it belongs to another plan",
+    )  # fmt: skip
     run_parser.add_argument("--mode", choices=("append", "update", "complete"))
     run_parser.add_argument("--vs", metavar="SQL", help="an event's start: a column or expression")
     run_parser.add_argument("--ve", metavar="SQL", help="its end; null is infinity")
@@ -69,6 +78,7 @@ def add_to(commands: Any) -> None:
     )
     connection.add_to(run_parser)
     coordination.add_to(run_parser)
+    run_parser.set_defaults(dir=None)  # of a deployment's state, for --jumpstart NAME
     run_parser.set_defaults(run=run)
 
 
@@ -87,22 +97,24 @@ def run(arguments: argparse.Namespace) -> int:
         if error.name != "pyspark":
             raise
         raise ConfigurationError("this needs PySpark: pip install 'lmerge[spark]'") from error
-    names = ("mode", "vs", "ve", "key", "stable", "restriction", "path")
+    names = ("mode", "vs", "ve", "key", "stable", "restriction", "path", "trust_checkpoint")
     said = {name: getattr(arguments, name) for name in names}
     default = Path("checkpoints") / arguments.merge / arguments.name
+    checkpoint = arguments.checkpoint or str(default.absolute())
     job = Job(
         arguments.build,
         arguments.merge,
         arguments.server,
         arguments.name,
-        arguments.checkpoint or str(default.absolute()),
+        checkpoint,
         arguments.master,
         conf,
         {name: value for name, value in said.items() if value is not None},
         connection.security(arguments),
         arguments.json,
         arguments.log_level,
-        _membership(arguments),
+        _membership(arguments, checkpoint),
+        None if arguments.jumpstart is None else saved_directory(arguments, arguments.jumpstart),
     )
     try:
         return run_job(job, lambda text: print(text, flush=True))
@@ -117,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         return Exit.DIED
 
 
-def _membership(arguments: argparse.Namespace) -> Membership | None:
+def _membership(arguments: argparse.Namespace, checkpoint: str) -> Membership | None:
     """The replica's part in a deployment; None without --zk."""
     if arguments.zk is None:
         return None
@@ -131,5 +143,6 @@ def _membership(arguments: argparse.Namespace) -> Membership | None:
         arguments.merge,
         arguments.name,
         plan=arguments.plan,
+        checkpoint=checkpoint,
         credentials=coordination.credentials(arguments),
     )

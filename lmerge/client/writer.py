@@ -462,6 +462,10 @@ class Writer:
                 return None
             session.epoch += 1  # it has been sent with its commit, or is settled
 
+    @property
+    def _begins(self) -> bool:
+        return self._detach is None and self._epochs.acknowledged is None
+
     def _hello(self) -> replica_pb2.Hello:
         return replica_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -472,8 +476,9 @@ class Writer:
             instance=self.instance,
             schema=schema_bytes(payload_of(self.schema)),
             properties=_properties(self._properties),
-            # A stream that has asked to leave, and was not told that it did, must not come back.
-            from_time=self._from_time if self._detach is None else None,
+            # What it vouches for is so when it begins, and only then: who has lost its place, or
+            # has asked to leave and was not told that it did, must not come back as another.
+            from_time=self._from_time if self._begins else None,
             options=self._options,
         )
 
