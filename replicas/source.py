@@ -23,6 +23,10 @@ order is promised: there the delay must be the longest lifetime.
 
 ``start`` is ``beginning`` (the default), ``now`` or a position. From ``now`` or a position on,
 eager and consistent rows are the changes alone, and may revise events that were inserted before.
+With ``seed=FILE`` (:mod:`replicas.seeding`) the first batch is what was live when the file was
+saved, as inserts in the order of their starts, and the second begins at that very position. The
+file must stay as long as that batch can be run again, and executors must reach it. Final results
+need no seed: what is live becomes final behind the position.
 
 What it costs: the planner reads the output once more than the tasks do, to count rows and to learn
 what is final; without a limit, eager and consistent results are planned without reading them.
@@ -57,12 +61,13 @@ from lmerge.times import INFINITY
 from lmerge.v1 import consumer_pb2, consumer_pb2_grpc
 from lmerge.wire.rows import schema_of
 from replicas.options import Options
+from replicas.seeding import events, position_of
 from replicas.types import RESERVED, as_spark, payload_schema, spark_schema
 
 SETTLE_S: Final = 0.2
 """How long final results may take to follow the output: what makes nothing final says nothing."""
 
-_KNOWN: Final = ("delivery", "start", "times", "max_rows_per_batch", "gaps")
+_KNOWN: Final = ("delivery", "start", "seed", "times", "max_rows_per_batch", "gaps")
 _MICROS: Final = pa.timestamp("us", tz="UTC")
 
 Offset = dict[str, Any]
@@ -88,6 +93,11 @@ class Settings:
         self.timestamps = self.options.one_of("times", ("number", "timestamp")) == "timestamp"
         self.skip_gaps = self.options.one_of("gaps", ("fail", "skip")) == "skip"
         self.rows_per_batch = self.options.whole("max_rows_per_batch")
+        self.seed = self.options.get("seed")
+        if self.seed is not None and (self.options.get("start") or self.delivery == "final"):
+            raise ConfigurationError(
+                "a seed says itself where to start, and is for eager and consistent delivery"
+            )
         start = self.options.get("start") or "beginning"
         self.start: str | Position = (
             start.lower() if start.lower() in ("beginning", "now") else Position.parse(start)
@@ -169,11 +179,15 @@ def _payload(elements: pa.Schema) -> pa.Schema:
 
 
 class Part(InputPartition):
-    """The output from one position to another; as text, for executors of another version."""
+    """The output from one position to another; as text, for executors of another version.
 
-    def __init__(self, start: str, end: str) -> None:
+    With a seed it is the seed's events, and both are the position behind it.
+    """
+
+    def __init__(self, start: str, end: str, *, seeded: bool = False) -> None:
         self.start = start
         self.end = end
+        self.seeded = seeded
 
 
 class _Scan:
@@ -240,7 +254,10 @@ class _Scan:
 
 
 class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are ``{"position": "GENERATION@NUMBER"}``; ``read`` runs in the executors."""
+    """Offsets are ``{"position": "GENERATION@NUMBER"}``; ``read`` runs in the executors.
+
+    Before the seed was read they have ``"seed": true``, and the position behind it.
+    """
 
     def __init__(self, given: Mapping[str, str], schema: sql.StructType) -> None:
         self._settings = Settings(given)
@@ -254,6 +271,8 @@ class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
         """Where ``start`` says."""
         start = self._settings.start
+        if self._settings.seed is not None:
+            return self._seeded(self._settings.seed)
         if isinstance(start, Position):
             return _offset(start)
         found = self._inspect()
@@ -265,6 +284,18 @@ class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f" start at now, or at a position from {found.first} on"
             )
         return _offset(found.first)
+
+    def _seeded(self, seed: str) -> Offset:
+        found, position = self._inspect(), position_of(seed)
+        if (
+            position.generation != found.next.generation
+            or not found.first.sequence <= position.sequence <= found.next.sequence
+        ):
+            raise RetiredError(
+                f"seed {seed} goes on at {position}, and merge {self._settings.options.merge!r} is"
+                f" kept from {found.first} to {found.next}: save a new seed"
+            )
+        return {**_offset(position), "seed": True}
 
     def _inspect(self) -> Inspected:
         found = self._settings.inspect()
@@ -288,6 +319,8 @@ class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 (Spark's name)
         """As far as ``limit`` allows, but at least one group if there is one."""
         begin = Position.parse(start["position"])
+        if start.get("seed"):
+            return _offset(begin)  # the seed is a batch of its own
         upto = self._last or self._inspect().next
         if begin.generation != upto.generation:
             raise RetiredError(
@@ -321,12 +354,17 @@ class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One: rows are in the output's order."""
-        return [] if start == end else [Part(start["position"], end["position"])]
+        if start == end:
+            return []
+        return [Part(start["position"], end["position"], seeded=bool(start.get("seed")))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows between two positions."""
         assert isinstance(partition, Part)  # noqa: S101 (Spark gives back what it was given)
         settings, options = self._settings, self._settings.options
+        if partition.seeded:
+            yield from self._seed_rows(partition.end)
+            return
         end = Position.parse(partition.end)
         with SyncReader(
             options.server, options.merge, start=Position.parse(partition.start),
@@ -342,6 +380,16 @@ class MergeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     yield settings.rows(item.batch)
                 if reader.position is not None and reader.position.sequence >= end.sequence:
                     return
+
+    def _seed_rows(self, position: str) -> Iterator[pa.RecordBatch]:
+        seed = self._settings.seed
+        if seed is None or str(position_of(seed)) != position:
+            raise ConfigurationError(
+                f"the query began with another seed, which goes on at {position}, and the batch"
+                " that reads it has to be run again: give it that seed"
+            )
+        for batch in events(seed):
+            yield self._settings.rows(batch)
 
     def commit(self, end: Offset) -> None:
         """Nothing is held for a batch once it is done: positions are kept by the checkpoint."""
