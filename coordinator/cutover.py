@@ -22,7 +22,8 @@ Callers may rely on this:
 2. The old plans are removed only after every stream of the new one was verified, and has joined.
 3. A stream that differs while it is on trial has changed nothing of the output.
 4. It ends: by the deadline the old plans are removed or it is UNDOING, and both DRAINING and
-   UNDOING go on without who does not answer, as soon as the spec is as it is to be.
+   UNDOING go on without who does not answer, as soon as the spec is as it is to be. One thing is
+   waited for without a bound: that the old plans, if they were put on trial, are admitted again.
 """
 
 from __future__ import annotations
@@ -334,15 +335,23 @@ def _starting(c: Cutover, seen: Seen, now: float) -> tuple[Cutover, Action | Non
 
 
 def _warming(c: Cutover, seen: Seen, now: float) -> tuple[Cutover, Action | None]:
+    if seen.looked and _untried(c, seen):
+        return c, Action.PUT_ON_TRIAL
     if seen.looked and all(seen.of(s).attached and seen.of(s).ready for s in c.streams):
         return _entered(c, Stage.VERIFYING, now), None
     return c, None
 
 
 def _verifying(c: Cutover, seen: Seen, now: float) -> tuple[Cutover, Action | None]:
+    if seen.looked and _untried(c, seen):
+        return c, Action.PUT_ON_TRIAL  # the plan was scaled, or the server has lost its data
     if seen.looked and all(_verified(c, seen.of(stream)) for stream in c.streams):
         return _entered(c, Stage.SWITCHING, now), Action.SWITCH
     return c, None
+
+
+def _untried(c: Cutover, seen: Seen) -> bool:
+    return c.intervals > 0 and not seen.trials.issuperset(c.streams)
 
 
 def _switching(c: Cutover, seen: Seen, now: float) -> tuple[Cutover, Action | None]:
@@ -367,11 +376,20 @@ def _undoing(c: Cutover, seen: Seen, now: float) -> tuple[Cutover, Action | None
         note = f"plan {c.name!r} was left as it is, since it is the only one"
         return replace(_entered(c, Stage.ROLLED_BACK, now), note=note), None
     counting = [s for s in c.streams if seen.of(s).attached and s not in seen.trials]
-    if seen.looked and (counting or seen.some_trials.intersection(c.old_streams)):
+    out = seen.some_trials.intersection(c.old_streams)
+    if seen.looked and (counting or out) and c.since(now) < LEAVE_SECONDS:
         return c, Action.SWITCH_BACK
     if c.name in seen.plans:
         return c, Action.REMOVE_NEW
+    if out:
+        return c, Action.SWITCH_BACK
+    if not seen.looked and c.differs_from is not None and _came_to(c, Stage.SWITCHING):
+        return c, None  # who knows whether the old plans are on trial
     return _left(c, seen, now, c.streams, Action.DETACH_NEW, Stage.ROLLED_BACK)
+
+
+def _came_to(c: Cutover, stage: Stage) -> bool:
+    return any(entered == stage.value for entered, _ in c.history)
 
 
 def _left(
@@ -381,17 +399,18 @@ def _left(
     waited = c.since(now)
     attached = [s for s in streams if seen.of(s).attached]
     alive = [s for s in streams if seen.of(s).member]
-    if not seen.looked or alive or attached:
-        if waited >= 2 * LEAVE_SECONDS:
-            who = ", ".join(alive or attached) or seen.problem or "the servers do not answer"
-            # Names of processes that may live stay on trial: they would count if they came back.
-            return replace(_entered(c, end, now), note=f"not everybody has left: {who}"), None
-        if seen.looked and attached and (not alive or waited >= LEAVE_SECONDS):
-            return c, detach
+    names = seen.some_trials.intersection((*c.streams, *c.old_streams))
+    if seen.looked and not (attached or alive or names):
+        return _entered(c, end, now), None
+    if waited >= 2 * LEAVE_SECONDS:
+        # Names of processes that may live stay on trial: they would count if they came back.
+        who = ", ".join(alive or attached or names) or seen.problem or "the servers do not answer"
+        return replace(_entered(c, end, now), note=f"not everybody has left: {who}"), None
+    if not seen.looked:
         return c, None
-    if seen.some_trials.intersection((*c.streams, *c.old_streams)):
-        return c, Action.FORGET
-    return _entered(c, end, now), None
+    if attached:
+        return c, detach if not alive or waited >= LEAVE_SECONDS else None
+    return c, Action.FORGET if names and not alive else None
 
 
 _STEPS: Final = {

@@ -160,7 +160,7 @@ def test_a_better_plan_takes_over() -> None:
     assert [world.turn(), world.turn(), world.turn()] == [
         Action.PUT_ON_TRIAL, Action.ADD_PLAN, None,
     ]  # fmt: skip
-    assert world.c.stage is Stage.WARMING
+    assert world.c.stage.value == "warming"
     world.attach("new-1", ready=False)
     assert world.turn() is None
     world.attach("new-1", verified=2)
@@ -169,7 +169,7 @@ def test_a_better_plan_takes_over() -> None:
     world.attach("new-1", verified=3)
     assert world.turn() is Action.SWITCH
     assert world.turn() is Action.REMOVE_OLD
-    assert world.c.stage is Stage.DRAINING
+    assert world.c.stage.value == "draining"
     assert world.turn() is None  # their processes are ending
     world.end(*OLD)
     world.turn()
@@ -373,7 +373,7 @@ def _happens(world: World, pick: Random) -> None:
         world.attach(new, verified=5)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     turns=st.integers(0, 60),
@@ -411,6 +411,8 @@ def test_whatever_happens_a_plan_runs_and_the_cutover_ends(
     assert world.plans & {"old", "new"}
     if world.c.stage is Stage.DONE:
         assert "new" in world.plans
-    elif not world.c.note:
+        return
+    assert "old" not in world.plans or not world.trials.intersection(OLD)
+    if not world.c.note:
         assert "old" in world.plans
         assert "new" not in world.plans
