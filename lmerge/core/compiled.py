@@ -8,7 +8,7 @@ first run on a machine waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numba
 from llvmlite import ir
@@ -30,6 +30,10 @@ Int32s: TypeAlias = Any
 Int64s: TypeAlias = Any
 Words: TypeAlias = Any
 
+# Bytes ahead at which a loop over long values asks the memory: processors look ahead by themselves,
+# but not across the 4 KiB of a page.
+AHEAD: Final = 4096
+
 
 def compiled(function: F) -> F:
     """Compile ``function``: integers wrap, bounds are not checked, and nothing is allocated.
@@ -39,6 +43,15 @@ def compiled(function: F) -> F:
     """
     jit: Any = numba.njit  # its types do not know _nrt
     return cast(F, jit(cache=True, error_model="numpy", _nrt=False)(function))
+
+
+def inlined(function: F) -> F:
+    """:func:`compiled` into each of its callers: for what is called for every row.
+
+    LLVM leaves a long function a function, and passing it an array copies seven words.
+    """
+    jit: Any = numba.njit
+    return cast(F, jit(cache=True, error_model="numpy", _nrt=False, forceinline=True)(function))
 
 
 def machine(function: Callable[..., Any]) -> Any:
@@ -139,5 +152,68 @@ def prefetch(_context: Any, array: Any, row: Any, byte: Any) -> Any:
         hints = [ir.Constant(number, hint) for hint in (1, 3, 1)]  # to write, keep, data
         builder.call(function, [builder.inttoptr(address, byte), *hints])
         return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@machine
+def paired_sums(_context: Any, data: Any, position: Any, length: Any, keys: Any, place: Any) -> Any:
+    """Two sums over ``length`` bytes (64 at least) of ``data``, each modulo 2⁶⁴.
+
+    The bytes are taken by lines of 64, the last of which overlaps the one before unless they come
+    out even. A line is eight pairs of 32-bit numbers. For each sum every number is added to its own
+    key modulo 2³², and the two of a pair are multiplied: 32 bits by 32 are what processors
+    multiply several at a time. A line takes eight words of keys for each sum.
+    """
+    make_tuple: Any = types.Tuple  # untyped, as much of numba is
+    pair = make_tuple((types.uint64, types.uint64))
+    signature = pair(data, types.int64, types.int64, keys, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, number, byte = ir.IntType(64), ir.IntType(32), ir.IntType(8)
+        words, numbers = ir.VectorType(word, 8), ir.VectorType(number, 16)
+        _, position, length, _, place = arguments
+        found, secret = (
+            context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 3)
+        )
+        start = builder.gep(found.data, [position])
+        first_key = builder.gep(secret.data, [place])
+        low, shift = (ir.Constant(words, [value] * 8) for value in (0xFFFFFFFF, 32))
+        sums: Any = [
+            cgutils.alloca_once_value(builder, ir.Constant(words, [0] * 8)) for _ in range(2)
+        ]
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        ask = insert(builder.module, kind, "llvm.prefetch.p0")
+        hints = [ir.Constant(number, hint) for hint in (0, 3, 1)]  # to read, keep, data
+
+        def load(address: Any) -> Any:
+            value = builder.load(builder.bitcast(address, numbers.as_pointer()))
+            value.align = 1
+            return value
+
+        last = builder.sub(length, ir.Constant(word, 64))
+        lines = builder.lshr(builder.add(length, ir.Constant(word, 63)), ir.Constant(word, 6))
+        loops: Any = cgutils.for_range
+        with loops(builder, lines, intp=word) as loop:
+            offset = builder.shl(loop.index, ir.Constant(word, 6))
+            ahead = builder.gep(start, [builder.add(offset, ir.Constant(word, AHEAD))])
+            builder.call(ask, [ahead, *hints])
+            over = builder.icmp_unsigned(">", offset, last)
+            read = load(builder.gep(start, [builder.select(over, last, offset)]))
+            key = builder.gep(first_key, [builder.shl(loop.index, ir.Constant(word, 4))])
+            for i, total in enumerate(sums):
+                secret_words = load(builder.gep(key, [ir.Constant(word, 8 * i)]))
+                keyed = builder.bitcast(builder.add(read, secret_words), words)
+                product = builder.mul(builder.and_(keyed, low), builder.lshr(keyed, shift))
+                builder.store(builder.add(builder.load(total), product), total)
+        both = []
+        for total in sums:
+            lanes = builder.load(total)
+            each = [builder.extract_element(lanes, ir.Constant(number, i)) for i in range(8)]
+            while len(each) > 1:
+                each = [builder.add(a, b) for a, b in zip(each[::2], each[1::2], strict=True)]
+            both.append(each[0])
+        return context.make_tuple(builder, pair, both)
 
     return signature, codegen

@@ -7,10 +7,14 @@ nested value has b blocks of 1 KiB (b = 1 for what is nested and short). A diges
 not pairs of rows, so that is enough there; it would not be for the rows of an index.
 
 A row is one long vector of words for NH (UMAC's hash: a sum of products of keyed word pairs,
-modulo 2¹²⁸), in which every column has keys of its own. A number is a pair with 0. A string of at
-most 1 KiB is its words, padded with 0, and its length is added: of two strings the longer has a
-pair more, or the words differ, or the lengths do. Longer strings are hashed modulo p by blocks as
-in a fingerprint, and nested values are fingerprints; the result is a number.
+modulo 2¹²⁸), in which every column has keys of its own. A number is a pair with 0. A string of
+less than 64 bytes is its words, padded with 0, and its length is added: of two strings the longer
+has a pair more, or the words differ, or the lengths do. A string of 64 bytes to 1 KiB is lines of
+64 bytes for two NHs of 32-bit numbers with keys of their own, the one for the low half of the 128
+bits and the other for the high: each takes a given difference with a probability of at most
+2⁻³² (and 2⁻²⁵⁶, where one of the strings has a line more), whatever the other and the rest of the
+row do. Longer strings are hashed modulo p by blocks as in a fingerprint, and nested values are
+fingerprints; the result is a number.
 """
 
 from __future__ import annotations
@@ -21,7 +25,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lmerge.core.compiled import Int, Word, Words, compiled, load_word, multiply_add
+from lmerge.core.compiled import (
+    Int,
+    Word,
+    Words,
+    compiled,
+    inlined,
+    load_word,
+    multiply_add,
+    paired_sums,
+)
 from lmerge.core.identity import (
     BLOCK_WORDS,
     NO_MASK,
@@ -41,10 +54,12 @@ from lmerge.core.identity import (
     which_are_valid,
 )
 
-# A column's words: a number's key and multiplier, what stands for null (128 bits), NH's keys.
-_KEY, _TIMES, _NULL_LOW, _NULL_HIGH, _NH = 0, 1, 2, 3, 4
-_COLUMN_WORDS: Final = _NH + BLOCK_WORDS
+# A column's words: a number's key and multiplier, what stands for null (128 bits), NH's keys for a
+# string shorter than a line, and those for a block's lines (two words for each of theirs).
+_KEY, _TIMES, _NULL_LOW, _NULL_HIGH, _NH, _LINES = 0, 1, 2, 3, 4, 12
+_COLUMN_WORDS: Final = _LINES + 2 * BLOCK_WORDS
 _SHORT: Final = 8 * BLOCK_WORDS
+_LINE: Final = 64
 _ROOM_KEPT: Final = 2**16  # rows for which room is kept between calls
 _NO_ROOM: Final = np.empty((2, 0), dtype=np.uint64)
 
@@ -76,10 +91,8 @@ def _bytes(
     high: Words,
 ) -> None:
     """Adds a column of byte strings to the rows' imprints, or begins them."""
-    eight = np.int64(8)
     for i in range(offsets.size - 1):
-        # Two sums, so that a product need not wait for the one before.
-        a = b = c = d = np.uint64(0)
+        a = b = np.uint64(0)
         if not first:
             a, b = low[i], high[i]
         if valid.size > 0 and not valid[i]:
@@ -95,42 +108,43 @@ def _bytes(
             low[i] = a
             high[i] = b
             continue
-        length = end - position
-        c = np.uint64(length)
-        k = np.uint64(_NH)  # unsigned: no test for places below 0
-        for _ in range(length >> np.int64(5)):
-            w0 = load_word(data, position) + keys[k]
-            w1 = load_word(data, position + eight) + keys[k + np.uint64(1)]
-            a, b = multiply_add(a, b, w0, w1)
-            w0 = load_word(data, position + np.int64(16)) + keys[k + np.uint64(2)]
-            w1 = load_word(data, position + np.int64(24)) + keys[k + np.uint64(3)]
-            c, d = multiply_add(c, d, w0, w1)
-            position += np.int64(32)
-            k += np.uint64(4)
-        if length & np.int64(16):
-            w0 = load_word(data, position) + keys[k]
-            w1 = load_word(data, position + eight) + keys[k + np.uint64(1)]
-            a, b = multiply_add(a, b, w0, w1)
-            position += np.int64(16)
-            k += np.uint64(2)
-        left = length & np.int64(15)
-        if left > 0:
-            if position + np.int64(16) <= data.size:
-                # Two whole words, and what is behind the value masked away.
-                shift = np.uint64(8 * (left & np.int64(7)))
-                mask = (np.uint64(1) << shift) - np.uint64(1)
-                w0 = load_word(data, position)
-                w1 = load_word(data, position + eight) & mask
-                if left < 8:
-                    w0 &= mask
-                    w1 = np.uint64(0)
-            else:
-                w0 = tail_word(data, position, end)
-                w1 = tail_word(data, position + eight, end)
-            a, b = multiply_add(a, b, w0 + keys[k], w1 + keys[k + np.uint64(1)])
-        a, b = multiply_add(a, b + d, c, np.uint64(1))
+        length = np.uint64(end - position)
+        a, b = _block(data, position, end, keys, a, b)
+        a, b = multiply_add(a, b, length, np.uint64(1))
         low[i] = a
         high[i] = b
+
+
+@inlined
+def _block(data: Any, position: Int, end: Int, keys: Words, a: Word, b: Word) -> Any:
+    """Adds at most 1 KiB of a string to the sum ``b:a``."""
+    eight, sixteen = np.int64(8), np.int64(16)
+    if end - position >= np.int64(_LINE):
+        c, d = paired_sums(data, position, end - position, keys, np.int64(_LINES))
+        return multiply_add(a, b + d, c, np.uint64(1))
+    k = np.uint64(_NH)  # unsigned: no test for places below 0
+    for _ in range((end - position) >> np.int64(4)):
+        w0 = load_word(data, position) + keys[k]
+        w1 = load_word(data, position + eight) + keys[k + np.uint64(1)]
+        a, b = multiply_add(a, b, w0, w1)
+        position += sixteen
+        k += np.uint64(2)
+    left = end - position
+    if left > 0:
+        if position + sixteen <= data.size:
+            # Two whole words, and what is behind the value masked away.
+            shift = np.uint64(8 * (left & np.int64(7)))
+            mask = (np.uint64(1) << shift) - np.uint64(1)
+            w0 = load_word(data, position)
+            w1 = load_word(data, position + eight) & mask
+            if left < 8:
+                w0 &= mask
+                w1 = np.uint64(0)
+        else:
+            w0 = tail_word(data, position, end)
+            w1 = tail_word(data, position + eight, end)
+        a, b = multiply_add(a, b, w0 + keys[k], w1 + keys[k + np.uint64(1)])
+    return a, b
 
 
 @compiled
@@ -140,15 +154,9 @@ def _long(data: Any, position: Int, end: Int, keys: Words, column: Words) -> Wor
     length = np.uint64(end - position)
     value = zero
     while True:
-        a = b = zero
-        k = np.uint64(_NH)
         until = min(end, position + np.int64(_SHORT))
-        while position < until:
-            w0 = tail_word(data, position, until) + keys[k]
-            w1 = tail_word(data, position + np.int64(8), until) + keys[k + np.uint64(1)]
-            a, b = multiply_add(a, b, w0, w1)
-            position += np.int64(16)
-            k += np.uint64(2)
+        a, b = _block(data, position, until, keys, zero, zero)
+        position = until
         last = until == end
         value = add_modulo(value, parts(a, b, column, 0, length if last else zero))
         if last:
