@@ -20,6 +20,7 @@ class Exit(IntEnum):
     DIED = 5
     FENCED = 6
     DETACHED = 7
+    ROLLED_BACK = 8
     DEFECT = 70  # sysexits' EX_SOFTWARE: 1, Python's own, would read as a contradiction
     INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
     BROKEN_PIPE = 141  # 128 + SIGPIPE, as of any program whose reader went away
@@ -35,4 +36,5 @@ exit status:
   5  replica: the query died (the reason is on stderr)
   6  replica: it is fenced, as a newer incarnation of it is there
   7  replica: its stream was detached; it can only begin anew, with another checkpoint
+  8  cutover: it was rolled back (the reason is on stderr)
 """

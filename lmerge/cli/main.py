@@ -18,6 +18,7 @@ from lmerge.cli import (
     attach,
     check,
     checkpoint,
+    cutover,
     demo,
     down,
     explain_plan,
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
         merge, tdb, check, gen, demo, server, attach, subscribe, replica, explain_plan, status, top,
-        operate, zk, up, ps, scale, down, checkpoint,
+        operate, zk, up, ps, scale, down, cutover, checkpoint,
     ):  # fmt: skip
         command.add_to(commands)
     return result

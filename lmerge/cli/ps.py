@@ -253,9 +253,10 @@ def _show(found: Mapping[str, Any]) -> None:
         if row["state"] == "down" and row["said"]:
             name = row.get("stream") or row["name"]
             screen.print(clean(f"{name} said: {row['said']}"))
-    if found["cutover"] is not None:
-        stage = found["cutover"].get("stage", "?") if isinstance(found["cutover"], dict) else "?"
-        screen.print(f"a cutover is going on: {stage}")
+    if isinstance(found["cutover"], dict):
+        stage = found["cutover"].get("stage", "?")
+        if stage not in ("done", "rolled back"):
+            screen.print(f"a cutover is going on: {stage}")
     for problem in found["problems"]:
         screen.print(clean(problem))
 

@@ -105,6 +105,7 @@ def _run(
     from coordinator import taking_down
     from coordinator.calls import Calls
     from coordinator.commands import COORDINATOR, Options
+    from coordinator.cutting import Cutting, deaths_of
     from coordinator.membership import Coordination
     from coordinator.running import Coordinator
     from coordinator.supervision import Event
@@ -119,12 +120,14 @@ def _run(
         _settle(session, home)
         _deploy(arguments, session, home, given)
         home.processes.enter(f"{COORDINATOR}{name}", [sys.executable, *sys.argv])
+        calls = Calls(connection.security(arguments))
         coordinator = Coordinator(
             home, session, name,
-            calls=Calls(connection.security(arguments)),
+            calls=calls,
             options=_options(arguments, Options),
             endings={Exit.FENCED: Event.FENCED, Exit.DETACHED: Event.DETACHED},
             say=say,
+            duties=[Cutting(session.deployment, calls, deaths_of(home.processes), say=say)],
         )  # fmt: skip
         try:
             coordinator.run(stopping)
