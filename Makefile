@@ -10,10 +10,10 @@ SEEDS ?= 2000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types bench bench-core bench-server crash sim proto clean
+.PHONY: help demo test check lint types bench bench-core bench-server bench-figures crash sim proto clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What Spark and ZooKeeper run on. A system whose package manager is known gets it.
 JAVA := openjdk-17-jre-headless
@@ -60,6 +60,10 @@ bench: bench-core bench-server ## all benchmarks
 
 bench-core: $(READY) ## the core's speed and memory, as ratios; writes bench/results/core.json
 	@$(BIN)/python -m bench.core
+
+bench-figures: $(READY) ## the paper's figures: plots and a page in bench/results/figures
+	@$(BIN)/lmerge bench figures -o bench/results/figures
+	@$(BIN)/python -m bench.report.document
 
 bench-server: $(READY) ## the server's speed, memory and recovery; writes bench/results/server.json
 	@$(BIN)/python -m bench.server

@@ -10,7 +10,7 @@ What is simulated is the delivery alone, which is all that bursts and congestion
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from lmerge.workload import Stream
 
 Floats = NDArray[np.float64]
 
-SPARE: Final = 4.0
-"""So many times what the source gives can travel."""
-
 
 @dataclass(frozen=True)
 class Link:
@@ -32,6 +29,8 @@ class Link:
 
     rate: float
     """Elements a second that leave the source."""
+    spare: float
+    """So many times as many can travel when nothing is in the way."""
 
     @property
     def gap(self) -> float:
@@ -41,7 +40,7 @@ class Link:
     @property
     def capacity(self) -> float:
         """Elements a second that can travel when nothing is in the way."""
-        return SPARE * self.rate
+        return self.spare * self.rate
 
     def departures(self, extra: Floats) -> Floats:
         """When each element arrives, if ``extra`` seconds are lost before it.

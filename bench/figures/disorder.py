@@ -16,7 +16,7 @@ from lmerge.elements import Op
 from lmerge.workload import SCHEMA, Workload, generate
 
 GROUPS: Final = 4
-ROWS: Final = 20
+ROWS: Final = 50
 INPUTS: Final = 3
 STABLE_FREQ: Final = 0.01
 WITHOUT: Final = "without LMerge"
@@ -54,7 +54,7 @@ def figure_4(size: Size, seed: int, step: Step) -> Outcome:
         percent = 100 * disorder
         found[WITHOUT].append(Point(percent, sorted(adjusts)[1], min(adjusts), max(adjusts)))
         for label, make in makes.items():
-            seen = watch(make, arriving)
+            seen = watch(make, arriving, weigh=False)
             found[label].append(Point.exactly(percent, seen.adjusts))
             hashes[label] = seen.digest
         tdb |= {f"{name}, {disorder:.0%}": text for name, text in demand_equal(hashes).items()}

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from bench.arrivals import Arrivals
+from bench.arrivals import Arrivals, Slice, slices
 from bench.figures.measuring import (
     LMR3,
     VARIANTS,
     Step,
-    cut,
+    Watched,
     inputs_digest,
-    throughput,
+    output_rates,
     watch,
 )
 from bench.figures.outcome import Finding, Outcome, Panel, Point, Series, Span, demand_equal
 from bench.figures.sizes import Size
-from bench.speed import merge_of
+from bench.measure import in_turns
+from bench.speed import merge_of, rate
 from lmerge.workload import Stream, Workload, generate
 
 LIFETIME_SECONDS: Final = 40.0
@@ -39,19 +40,32 @@ def figure_5(size: Size, seed: int, step: Step) -> Outcome:
     )
     streams = generate(workload)
     second = workload.mean_duration / LIFETIME_SECONDS
-    makes = {LMR3: VARIANTS[LMR3]}
+    parts = _parts(streams, size)
+    arriving = {
+        (lagging, lag): _late(parts, [0.0] * (3 - lagging) + [lag * second] * lagging)
+        for lagging in (1, 2)
+        for lag in size.lags
+    }
+    hashes = inputs_digest(arriving[1, size.lags[0]])
+    watched: dict[tuple[int, float], Watched] = {}
+    drops: dict[tuple[int, float], float] = {}
+    for i, (case, some) in enumerate(arriving.items()):
+        watched[case] = watch(VARIANTS[LMR3], some, weigh=False)
+        drops[case] = 100 * _dropped(some)
+        hashes[f"{case[0]} lagging by {case[1]:g} s"] = watched[case].digest
+        step(0.3 * (i + 1) / len(arriving))
+    # All in turns, so that what else the machine does falls on every lag alike.
+    runs = in_turns(
+        {f"{n} {lag}": rate(VARIANTS[LMR3], some) for (n, lag), some in arriving.items()},
+        size.repeats + 1,
+    )
     rates: dict[int, list[Point]] = {1: [], 2: []}
     dropped: dict[int, list[Point]] = {1: [], 2: []}
-    hashes = inputs_digest(cut(streams, size.rows, 0, size.lag_elements))
-    rounds = [(lag, lagging) for lag in size.lags for lagging in rates]
-    for i, (lag, lagging) in enumerate(rounds):
-        arriving = _late(streams, lagging, round(lag * second), size)
-        seen = watch(makes[LMR3], arriving)
-        hashes[f"{lagging} lagging by {lag:g} s"] = seen.digest
-        point = throughput(makes, arriving, {LMR3: seen}, size.repeats, lag)[LMR3]
-        rates[lagging].append(point)
-        dropped[lagging].append(Point.exactly(lag, 100 * _dropped(arriving)))
-        step((i + 1) / len(rounds))
+    for (lagging, lag), seen in watched.items():
+        repeats = output_rates(runs[f"{lagging} {lag}"], seen)
+        rates[lagging].append(Point.of(lag, repeats))
+        dropped[lagging].append(Point.exactly(lag, drops[lagging, lag]))
+    step(1.0)
     x = f"lag, s (mean lifetime {LIFETIME_SECONDS:g} s)"
     speed = Panel(
         "throughput",
@@ -91,9 +105,9 @@ def figure_5(size: Size, seed: int, step: Step) -> Outcome:
             drop_two.last > drop_one.last > drop_one.first,
         ),
         Finding(
-            f"up to the {max(within):g} s that the paper went to, throughput changes by a factor"
-            f" of {gain:.2f}, and the paper's rises",
-            gain > 1.03,
+            f"up to the {max(within):g} s that the paper went to, where its throughput rises, this"
+            f" one's changes by a factor of {gain:.2f}",
+            gain > 1.05,
             timed=True,
         ),
     ]
@@ -119,13 +133,33 @@ def figure_5(size: Size, seed: int, step: Step) -> Outcome:
     )
 
 
-def _late(streams: list[Stream], lagging: int, lag: int, size: Size) -> Arrivals:
-    """The last ``lagging`` of the streams arrive so much later."""
-    moved = [
-        stream._replace(clock=stream.clock + (lag if i >= len(streams) - lagging else 0))
-        for i, stream in enumerate(streams)
-    ]
-    return cut(moved, size.rows, size.lag_head, size.lag_elements)
+class _Part(NamedTuple):
+    """A slice, the stream it is of, and when it arrives if nothing lags."""
+
+    clock: float
+    stream: int
+    part: Slice
+
+
+def _parts(streams: list[Stream], size: Size) -> tuple[list[_Part], list[_Part]]:
+    """The head's slices and the tail's. The lag changes their order alone."""
+    head: list[_Part] = []
+    tail: list[_Part] = []
+    for i, stream in enumerate(streams):
+        ends = [*range(size.rows, size.lag_elements, size.rows), size.lag_elements]
+        for end, part in zip(ends, slices([stream], size.rows), strict=True):
+            where = head if end <= size.lag_head else tail
+            where.append(_Part(float(stream.clock[end - 1]), i, part))
+    return head, tail
+
+
+def _late(parts: tuple[list[_Part], list[_Part]], lags: list[float]) -> Arrivals:
+    """What arrives when each stream lags by so much."""
+    head, tail = (
+        [each.part for each in sorted(some, key=lambda p: (p.clock + lags[p.stream], p.stream))]
+        for some in parts
+    )
+    return Arrivals(list(dict.fromkeys(part.name for part in head)), head, tail)
 
 
 def _dropped(arriving: Arrivals) -> float:

@@ -18,7 +18,7 @@ from bench.arrivals import Arrivals, Slice, prepare
 from bench.cleanse import CleansedR1
 from bench.figures.outcome import Point
 from bench.lmr3_minus import LMR3Minus
-from bench.measure import in_turns
+from bench.measure import Rates, in_turns
 from bench.memory import held
 from bench.server.streams import digest
 from bench.speed import Applies, demand_joined, merge_of, rate
@@ -27,6 +27,12 @@ from lmerge.workload import SCHEMA, Stream
 
 Step = Callable[[float], None]
 """Told, as an experiment proceeds, which share of it is done."""
+
+
+def part_of(step: Step, done: int, parts: int) -> Step:
+    """To be told the share of one part, of so many of which ``done`` are over."""
+    return lambda share: step((done + share) / parts)
+
 
 Makes = Mapping[str, Callable[[], Applies]]
 
@@ -97,8 +103,8 @@ def hash_of(batches: Iterable[pa.RecordBatch]) -> int:
     return made.value
 
 
-def watch(make: Callable[[], Applies], arriving: Arrivals) -> Watched:
-    """Merge everything once, and look after every slice."""
+def watch(make: Callable[[], Applies], arriving: Arrivals, *, weigh: bool = True) -> Watched:
+    """Merge everything once, and look after every slice; ``weigh``: at what it holds too."""
     merge = make()
     for name in arriving.names:
         merge.attach(name)
@@ -116,7 +122,8 @@ def watch(make: Callable[[], Applies], arriving: Arrivals) -> Watched:
             adjusts += batch.num_rows - len(starts)
             waited += float((clock - starts).sum())
             made.add(batch)
-        peak = max(peak, held(merge))
+        if weigh:
+            peak = max(peak, held(merge))
     demand_joined(merge)
     return Watched(
         peak, inserts, adjusts, inserts - head_inserts, waited / max(1, inserts), made.value
@@ -146,16 +153,12 @@ def throughput(
 ) -> dict[str, Point]:
     """Events output for each second of CPU (the paper's measure, §VI.B), of each variant."""
     rates = in_turns({name: rate(make, arriving) for name, make in makes.items()}, repeats + 1)
-    return {
-        name: Point.of(
-            x,
-            [
-                watched[name].tail_inserts / sum(part.seconds for part in run)
-                for run in rates[name].runs[1:]
-            ],
-        )
-        for name in makes
-    }
+    return {name: Point.of(x, output_rates(rates[name], watched[name])) for name in makes}
+
+
+def output_rates(rates: Rates, watched: Watched) -> list[float]:
+    """Events output for each second of CPU, of every run but the first, which warms up."""
+    return [watched.tail_inserts / sum(part.seconds for part in run) for run in rates.runs[1:]]
 
 
 def cut(streams: list[Stream], rows: int, head: int, elements: int) -> Arrivals:

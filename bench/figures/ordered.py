@@ -113,7 +113,7 @@ def figure_3(size: Size, seed: int, step: Step) -> Outcome:
     hashes: dict[str, int] = {}
     for i, count in enumerate(size.inputs):
         some = first_inputs(arriving, count)
-        seen = {label: watch(make, some) for label, make in _MAKES.items()}
+        seen = {label: watch(make, some, weigh=False) for label, make in _MAKES.items()}
         hashes |= {f"{label}, {count} inputs": each.digest for label, each in seen.items()}
         step((i + 0.4) / len(size.inputs))
         for label, point in throughput(_MAKES, some, seen, size.repeats, count).items():

@@ -10,6 +10,7 @@ The stable point is held back to the start of the earliest event that is still h
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 import numpy as np
@@ -69,13 +70,13 @@ class _Group:
 def until_next(stream: Stream, groups: int) -> Stream:
     """The sub-query's output over a stream of inserts, whose group is ``x`` modulo ``groups``."""
     rows: list[Row] = []
-    states: dict[int, _Group] = {}
+    states: defaultdict[int, _Group] = defaultdict(_Group)
     batch = stream.batch
     columns = [batch.column(name).to_pylist() for name in ("op", "vs", "x")]
     for i, (op, vs, x) in enumerate(zip(*columns, strict=True)):
         now = int(stream.clock[i])
         if op == Op.INSERT:
-            states.setdefault(x % groups, _Group()).insert(vs, i, now, rows)
+            states[x % groups].insert(vs, i, now, rows)
         elif op == Op.STABLE:
             if vs == INFINITY:
                 for state in states.values():

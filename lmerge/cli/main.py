@@ -16,6 +16,7 @@ from importlib import metadata
 
 from lmerge.cli import (
     attach,
+    bench,
     check,
     checkpoint,
     cutover,
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
         merge, tdb, check, gen, demo, server, attach, subscribe, replica, explain_plan, status, top,
-        operate, zk, up, ps, scale, down, cutover, checkpoint,
+        operate, zk, up, ps, scale, down, cutover, checkpoint, bench,
     ):  # fmt: skip
         command.add_to(commands)
     return result
