@@ -70,6 +70,8 @@ def beginning(
         end = memory.end()
         since = None if end is None or end == INFINITY else max(end + 1, least)
         return Beginning(epoch, since, stable)
+    if not memory.is_kept():
+        return Beginning(epoch, None, stable)
     live = []
     for batch in revisions.everything():
         ends = batch["ve"].to_numpy()

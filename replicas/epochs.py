@@ -68,6 +68,10 @@ class Memory:
         """No event that was said ends later than this; None when that was not kept."""
         return max(self._ends(), default=None)
 
+    def is_kept(self) -> bool:
+        """Whether any epoch is remembered: not by a checkpoint that no replica has made."""
+        return any(name.isdecimal() for name in self._storage.names(f"{FOLDER}/epochs"))
+
     def said(self, end: int) -> None:
         """Events up to this end are about to be said."""
         if self._end is None:

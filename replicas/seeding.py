@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS: Final = 65_536
-_ATTACH: Final = 3  # among the codes of a table's column op
+_TIMES: Final = ("op", "vs", "ve", "vold")
 _KEY: Final = b"lmerge.seed"
 
 
@@ -109,10 +109,17 @@ def events(path: str | Path) -> Iterator[pa.RecordBatch]:
     """The inserts, in the order of their starts, as batches of elements."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS):
-            inserts = batch.filter(pc.equal(batch["op"], int(Op.INSERT)))
+            inserts = batch.filter(pc.equal(batch["op"], "insert"))
             if inserts.num_rows:
-                ends = pc.fill_null(inserts["ve"], INFINITY)
-                yield inserts.set_column(2, "ve", ends)
+                times = [
+                    np.full(inserts.num_rows, int(Op.INSERT), np.int8), inserts["vs"],
+                    pc.fill_null(inserts["ve"], INFINITY), np.zeros(inserts.num_rows, np.int64),
+                ]  # fmt: skip
+                payload = inserts.drop_columns(list(_TIMES))
+                yield pa.RecordBatch.from_arrays(
+                    [*map(pa.array, times), *payload.columns],
+                    names=[*_TIMES, *payload.schema.names],
+                )
 
 
 def right_from(
@@ -160,9 +167,7 @@ def _snapshot(
 
 def _elements(events: pa.Table, seed: Seed) -> pa.Table:
     """The file's rows: attach, inserts, stable. An infinite end is null there."""
-    count = events.num_rows + 2
-    ops = np.full(count, int(Op.INSERT), np.int8)
-    ops[0], ops[-1] = _ATTACH, int(Op.STABLE)
+    count = events.num_rows
     none = pa.nulls(1, pa.int64())
     endless = pc.equal(events["ve"], INFINITY)
     ends = pc.if_else(endless, pa.scalar(None, pa.int64()), events["ve"]).combine_chunks()
@@ -172,12 +177,12 @@ def _elements(events: pa.Table, seed: Seed) -> pa.Table:
         return pa.array([None if t == absent else t], pa.int64())
 
     columns = {
-        "op": pa.array(ops),
+        "op": pa.array(["attach", *["insert"] * count, "stable"]),
         "vs": pa.chunked_array(
             [time_of(seed.since, BEGINNING), starts, time_of(seed.stable, INFINITY)]
         ),
         "ve": pa.chunked_array([none, ends, none]),
-        "vold": pa.nulls(count, pa.int64()),
+        "vold": pa.nulls(count + 2, pa.int64()),
     }
     for name in events.column_names:
         if name not in columns:
