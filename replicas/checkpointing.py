@@ -147,6 +147,19 @@ def restore(directory: Path, target: Path) -> Saved:
     return saved
 
 
+def local(directory: str) -> Path:
+    """A directory as Spark takes it; ConfigurationError when it is not of this machine."""
+    scheme, colon, rest = directory.partition(":")
+    if not colon or "/" in scheme:
+        return Path(directory)
+    if scheme != "file":
+        raise ConfigurationError(
+            f"{directory} is not a directory of this machine: a checkpoint there cannot be made by"
+            " --jumpstart; restore it here, and copy it there"
+        )
+    return Path("/" + rest.lstrip("/"))
+
+
 def jumpstart(directory: Path, checkpoint: Path) -> Saved | None:
     """Restore, unless the replica has begun already, and only goes on; then None."""
     if any((checkpoint / name).exists() for name in ("metadata", "offsets", "lmerge")):

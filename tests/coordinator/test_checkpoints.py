@@ -172,6 +172,13 @@ def test_results_that_never_end_are_told_when_they_are_saved(tmp_path: Path) -> 
         checkpointing.restore(tmp_path / "saved", tmp_path / "new")
 
 
+def test_a_checkpoint_that_is_not_of_this_machine_is_refused(tmp_path: Path) -> None:
+    assert checkpointing.local(str(tmp_path)) == tmp_path
+    assert checkpointing.local(f"file://{tmp_path}") == tmp_path
+    with pytest.raises(ConfigurationError, match="not a directory of this machine"):
+        checkpointing.local("hdfs://name/checkpoints/r1")
+
+
 def test_what_no_replica_has_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         checkpointing.save(tmp_path / "none", tmp_path / "to", merge="m", stream="r")

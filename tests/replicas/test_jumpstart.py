@@ -75,9 +75,11 @@ def rows_of(spark: SparkSession, directory: Path, *, streaming: bool = True) -> 
     return rows.withWatermark("at", "20 seconds")
 
 
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 KINDS: dict[str, dict[str, Any]] = {
     "append": {},
     "update": {"mode": "update"},
+    "rocksdb": {"mode": "update"},
     "complete": {"mode": "complete"},
     "tasks": {
         "vs": "at", "ve": "at + INTERVAL 30 SECONDS", "payload": ["machine", "v"], "path": "tasks",
@@ -92,6 +94,9 @@ class Case:
     def __init__(self, spark: SparkSession, server: ServerProcess, at: Path, kind: str) -> None:
         self.spark, self.server, self.at, self.kind = spark, server, at, kind
         self.merge = f"{at.name.replace('[', '-').replace(']', '')}"[:60].strip(".")
+
+        if kind == "rocksdb":
+            spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
 
     def query(self, *, streaming: bool = True) -> DataFrame:
         rows = rows_of(self.spark, self.at / "in", streaming=streaming)
@@ -148,7 +153,7 @@ def test_a_copy_of_a_live_replica_takes_over_when_the_original_is_gone(case: Cas
     # It is ahead of the original, and its stable points must not undo what only that one said.
     copy = case.begin("r2")
     begun_joined = copy.writer.state == "joined"
-    assert begun_joined == (case.kind in ("update", "complete"))  # they tell what is live
+    assert begun_joined == (KINDS[case.kind].get("mode") is not None)  # those tell what is live
     original = case.begin("r1")
     give(case.at / "in", ALL[4:5])
     original.query.processAllAvailable()
