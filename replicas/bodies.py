@@ -109,7 +109,9 @@ class _Reading:
     def _class(self, found: type) -> str:
         name = f"class {found.__module__}.{found.__qualname__}"
         module = sys.modules.get(found.__module__)
-        if not self._is_own(found.__module__, getattr(module, "__file__", None) or ""):
+        file = getattr(module, "__file__", None)
+        built_in = module is not None and file is None and found.__module__ != "__main__"
+        if built_in or not self._is_own(found.__module__, file or ""):
             return name
         own = sorted(set(vars(found)) - _OF_CLASSES)
         parts = ", ".join(f"{each}={self.say(vars(found)[each])}" for each in own)
