@@ -153,9 +153,9 @@ def figure_8(size: Size, seed: int, step: Step) -> Outcome:
         notes=[
             _SIMULATED,
             "The paper gives no unit for its delays; here they are milliseconds. Nor does it say"
-            f" how fast a stream catches up: what has waited comes {BURST_SPARE:g} times as fast as"
-            " the source. The slower it comes, the more often all inputs are behind at once, and the"
-            " output with them.",
+            f" how fast a stream catches up: what has waited comes {BURST_SPARE:g} times as fast"
+            " as the source. The slower it comes, the more often all inputs are behind at once,"
+            " and the output with them.",
         ],
     )
 

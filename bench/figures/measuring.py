@@ -51,11 +51,15 @@ VARIANTS: Final[dict[str, Callable[[], Applies]]] = {
 }
 
 
+SAMPLES: Final = 150
+"""How often a merge is weighed: that is slower than merging."""
+
+
 class Watched(NamedTuple):
     """What one merge did with all its arrivals."""
 
     peak: int
-    """Bytes of index and payloads at the worst moment."""
+    """Bytes of index and payloads at the worst of the moments that were looked at."""
     inserts: int
     adjusts: int
     tail_inserts: int
@@ -111,6 +115,8 @@ def watch(make: Callable[[], Applies], arriving: Arrivals, *, weigh: bool = True
     peak = inserts = adjusts = head_inserts = clock = 0
     made = Hash()
     waited = 0.0
+    count = len(arriving.head) + len(arriving.tail)
+    every = max(1, count // SAMPLES)
     for i, part in enumerate((*arriving.head, *arriving.tail)):
         if i == len(arriving.head):
             head_inserts = inserts
@@ -122,7 +128,7 @@ def watch(make: Callable[[], Applies], arriving: Arrivals, *, weigh: bool = True
             adjusts += batch.num_rows - len(starts)
             waited += float((clock - starts).sum())
             made.add(batch)
-        if weigh:
+        if weigh and (i % every == 0 or i == count - 1):
             peak = max(peak, held(merge))
     demand_joined(merge)
     return Watched(

@@ -56,7 +56,7 @@ class Size:
 
 FULL: Final = Size(
     name="full",
-    repeats=5,
+    repeats=3,
     live=10_000,
     payload=1000,
     rows=1_000,
@@ -69,7 +69,7 @@ FULL: Final = Size(
     lag_elements=160_000,
     lag_head=40_000,
     stable_freqs=(0.00001, 0.0001, 0.001, 0.01),
-    stable_elements=160_000,
+    stable_elements=150_000,
     stable_head=40_000,
     rate=5_000,
     bursty_seconds=20.0,
@@ -101,7 +101,7 @@ SMALL: Final = Size(
     repeats=1,
     live=300,
     payload=100,
-    rows=100,
+    rows=200,
     inputs=(2, 10),
     inputs_elements=2_400,
     inputs_head=1_000,
@@ -113,7 +113,7 @@ SMALL: Final = Size(
     stable_freqs=(0.001, 0.01),
     stable_elements=3_000,
     stable_head=1_000,
-    rate=1_000,
-    bursty_seconds=5.0,
+    rate=500,
+    bursty_seconds=8.0,
     congested_seconds=30.0,
 )
