@@ -123,11 +123,25 @@ def render(views: Sequence[View], rates: Rates) -> Group:
             if view.detail.subscriptions:
                 parts.append(_subscriptions(view.detail))
             parts += [
+                Text(f"  {clean(stream.name)} says: {_counters(stream.counters)}")
+                for stream in view.detail.streams
+                if stream.counters
+            ]
+            parts += [
                 Text(f"  {clean(stream.name)}: {clean(stream.reason)}", style="red")
                 for stream in view.detail.streams
                 if stream.reason
             ]
     return Group(*(parts or [Text("no merges")]))
+
+
+def _counters(counters: Mapping[str, float]) -> str:
+    """What a replica counts of itself, in the order of the names."""
+    shown = (
+        f"{clean(name).replace('_', ' ')} {counters[name]:,.{0 if counters[name] % 1 == 0 else 1}f}"
+        for name in sorted(counters)
+    )
+    return ", ".join(shown)
 
 
 def clean(text: str) -> str:
@@ -179,7 +193,7 @@ def _streams(merge: DescribeMergeResponse, rates: Rates) -> Table:
         lag = show(stream.lag) if stream.HasField("lag") else "-"
         cells = [
             clean(stream.name),
-            clean(stream.state),
+            "on trial" if stream.on_trial else clean(stream.state),
             "yes" if stream.connected else "no",
             lag,
             f"{stream.share:.0%}",
