@@ -36,7 +36,7 @@ from lmerge.errors import LMergeError, UnavailableError
 
 log = logging.getLogger("lmerge.coordinator")
 
-LOOK_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.2
 DUTY_SECONDS: Final = 1.0  # between looks at the spec, and at the duties
 REVIVE_SECONDS: Final = 2.0
 TRIM_SECONDS: Final = 60.0

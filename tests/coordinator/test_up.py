@@ -22,7 +22,8 @@ from coordinator.home import Home
 from coordinator.membership import Coordination, Registration
 from coordinator.processes import LOG_BYTES_KEPT, LOG_BYTES_MAX, Processes
 from coordinator.zookeeper import Ensemble
-from lmerge.client import SyncReader
+from lmerge.cli.coordination import VARIABLE
+from lmerge.client import SyncMergedReader
 from lmerge.client.reader import elements_in
 from lmerge.elements import Insert, Stable
 from tests.cli.running import ROOT, run
@@ -90,13 +91,13 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Following:
-    """A consumer, in a thread, over whatever happens to the server."""
+    """A consumer, in a thread, of whatever servers there are."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, servers: list[str]) -> None:
         self.database = Reconstitution("R4")
         self.seen: Counter[int] = Counter()  # inserts, by value
         self.error: Exception | None = None
-        self._reader = SyncReader(server, MERGE, start="beginning")
+        self._reader = SyncMergedReader(servers, MERGE, start="beginning")
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -152,7 +153,8 @@ def test_a_deployment_survives_whatever_dies(tmp_path: Path) -> None:
     specification.write_text(
         f'merge = "{MERGE}"\nlinger_seconds = 600\n'
         f'[merge_options]\nrestriction = "R3"\n'
-        f'[[servers]]\ndurability = "flush"\n'
+        f'[[servers]]\nname = "one"\ndurability = "flush"\n'
+        f'[[servers]]\nname = "two"\ndurability = "flush"\n'
         f'[[plans]]\nname = "{PLAN}"\nbuild = "{QUERY}:build"\nreplicas = 2\nrestriction = "R3"\n'
     )
     environment = {deployed.INPUT: str(files)}
@@ -174,10 +176,10 @@ def test_a_deployment_survives_whatever_dies(tmp_path: Path) -> None:
         second.said("stands by")
         first.said("everything is ready")
         found = ps(directory, "default")
-        (server,) = found["servers"]
+        servers = [server["address"] for server in found["servers"]]
         assert {r["stream_state"] for r in found["replicas"]} == {"joined"}
         assert [c["leads"] for c in found["coordinators"]].count(True) == 1
-        consumer = Following(server["address"])
+        consumer = Following(servers)
         stack.callback(consumer.close)
         consumer.has(written)
 
@@ -198,10 +200,14 @@ def test_a_deployment_survives_whatever_dies(tmp_path: Path) -> None:
         assert after["incarnation"] > replica(found, "q-1")["incarnation"]
         assert after["restarts"] == 1
 
-        # The server is killed: it is started again, and everybody resumes.
-        kill(directory, "server-server")
-        second.said("server server is ready", 2)
+        # A server is killed: the other goes on, and it is started again and written to again.
+        kill(directory, "server-one")
         consumer.has(write())
+        second.said("server one is ready", 2)
+        until(lambda: {r["connected"] for r in ps(directory, "default")["replicas"]} == {True})
+        kill(directory, "server-two")
+        consumer.has(write())
+        second.said("server two is ready", 2)
 
         # All of ZooKeeper is away: the data goes on, and the members are members again.
         hosts = found["zookeeper"]["hosts"]
@@ -211,7 +217,7 @@ def test_a_deployment_survives_whatever_dies(tmp_path: Path) -> None:
         with Coordination(hosts, "default") as coordination:
             deployment = coordination.connect(waiting.WAIT_SECONDS)
             until(lambda: len(deployment.members("replica")) == 2, "two replicas")
-            until(lambda: len(deployment.members("server")) == 1, "a server")
+            until(lambda: len(deployment.members("server")) == 2, "two servers")
             until(lambda: second.lines[-1].endswith("is ready"), "the leader leads again")
 
             # A replica is paused, and another takes its place: it is fenced, and stays away.
@@ -246,7 +252,10 @@ def test_a_deployment_survives_whatever_dies(tmp_path: Path) -> None:
         assert not [name for name in processes.names() if processes.running(name)]
 
 
-def test_what_keeps_dying_is_reported_and_down_ends_all_of_it(tmp_path: Path) -> None:
+def test_what_keeps_dying_is_reported_and_down_ends_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "somebody:secret")
     directory = tmp_path / "state"
     plan = ("--plan", f"{QUERY}:nowhere", "--name", "bad", "--merge", MERGE)
     common = ("--dir", str(directory), "--deployment", "d")
@@ -262,11 +271,23 @@ def test_what_keeps_dying_is_reported_and_down_ends_all_of_it(tmp_path: Path) ->
         assert found["zookeeper"]["embedded"]
         assert found["servers"][0]["state"] == "ready"
         assert replica(found, "bad-1")["restarts"] >= 1
+        with monkeypatch.context() as nobody:
+            nobody.delenv(VARIABLE)
+            (problem, *_) = ps(directory, "d")["problems"]
+            assert "belongs to other credentials" in problem
         shown = run("ps", *common)
         assert "bad-1" in shown.out
         assert "embedded" in shown.out
+        # Who leads and is told to end only leaves when another stands by.
+        second = Up(directory, "--deployment", "d")
+        stack.callback(second.process.kill)
+        second.said("stands by")
+        assert first.end(signal.SIGTERM) == 0
+        assert first.lines[-1].endswith("has left; the deployment runs on")
+        second.said("leads (term 2)")
+        second.said("server server runs")
         assert run("scale", "bad", "0", *common).status == 0
-        first.said("replica bad-1 has left the merge")
+        second.said("replica bad-1 has left the merge")
         mistaken = run("scale", "worse", "1", *common)
         assert (mistaken.status, mistaken.err) == (
             2, "lmerge: there is no plan 'worse'; there are: bad\n",
@@ -275,7 +296,7 @@ def test_what_keeps_dying_is_reported_and_down_ends_all_of_it(tmp_path: Path) ->
         result = run("down", *common)
         assert result.status == 0, result.err
         assert "server server ended" in result.lines
-        assert first.process.wait(waiting.WAIT_SECONDS) == 0
+        assert second.process.wait(waiting.WAIT_SECONDS) == 0
         processes = Processes(directory)
         assert not [name for name in processes.names() if processes.running(name)]
         address = found["servers"][0]["address"]
