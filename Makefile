@@ -10,7 +10,7 @@ SEEDS ?= 2000
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types bench bench-core bench-server bench-figures crash sim proto clean
+.PHONY: help demo test check lint types bench bench-core bench-server bench-replicas bench-figures bench-peers crash sim proto clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ $(READY): pyproject.toml Makefile
 	@$(BIN)/python -m lmerge.core.warmup
 	@touch $@
 
-demo: $(READY) ## three replicas, one of them dies: what the consumer sees
+demo: $(READY) ## replicas die, lag and change their plans, and the output goes on
 	@$(BIN)/lmerge demo
 
 test: $(READY) ## all tests
@@ -56,7 +56,7 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
 
-bench: bench-core bench-server ## all benchmarks
+bench: bench-core bench-server bench-replicas ## all benchmarks
 
 bench-core: $(READY) ## the core's speed and memory, as ratios; writes bench/results/core.json
 	@$(BIN)/python -m bench.core
@@ -67,6 +67,13 @@ bench-figures: $(READY) ## the paper's figures: plots and a page in bench/result
 
 bench-server: $(READY) ## the server's speed, memory and recovery; writes bench/results/server.json
 	@$(BIN)/python -m bench.server
+
+bench-replicas: $(READY) ## what PySpark replicas cost and gain; writes bench/results/replicas.json
+	@$(BIN)/python -m bench.replicas
+
+bench-peers: $(READY) ## against DuckDB and Spark, each installed into bench/.peers
+	@$(BIN)/python -m bench.peers
+	@$(BIN)/python -m bench.report.document
 
 crash: $(READY) ## kill -9 the server KILLS times under load: nothing lost, twice or changed
 	@$(BIN)/python -m tests.crash --kills $(KILLS) $(if $(SEED),--seed $(SEED))

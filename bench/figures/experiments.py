@@ -87,7 +87,7 @@ def run(
         before += each.weight
     return {
         "format": FORMAT,
-        "command": command(chosen, size, seed),
+        "command": command(chosen, size.name, seed),
         "machine": machine(),
         "commit": commit(),
         "seed": seed,
@@ -97,11 +97,11 @@ def run(
     }
 
 
-def command(chosen: Sequence[str], size: Size, seed: int) -> str:
+def command(chosen: Sequence[str], size: str, seed: int) -> str:
     """What repeats this run."""
     words = ["lmerge bench figures"]
-    if size.name == "quick":
+    if size == "quick":
         words.append("--quick")
-    if {*chosen} != {each.number for each in EXPERIMENTS}:
+    if tuple(chosen) != ON_THE_CORE:
         words.append("--only " + ",".join(chosen))
     return " ".join([*words, f"--seed {seed}"])

@@ -6,6 +6,7 @@ Everything measured that the document says stands between its markers, and comes
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,14 +17,16 @@ from bench.report.paper import REPORTS
 
 DOCUMENT: Final = ROOT / "docs" / "evaluation.md"
 RESULTS: Final = ROOT / "bench" / "results" / "figures" / "figures.json"
+PEERS: Final = ROOT / "bench" / "results" / "peers.json"
 
 
-def written(document: str, results: dict[str, Any]) -> str:
+def written(document: str, results: dict[str, Any], peers: dict[str, Any] | None) -> str:
     """The document with these results."""
     document = replaced(document, "run", f"{about(results)}. Made by `{results['command']}`.")
     document = replaced(document, "bounds", _bounds(results["figures"]))
     sections = [_section(number, entry) for number, entry in results["figures"].items()]
-    return replaced(document, "figures", "\n\n".join(sections))
+    document = replaced(document, "figures", "\n\n".join(sections))
+    return replaced(document, "peers", peers_table(peers)) if peers else document
 
 
 def _bounds(figures: dict[str, Any]) -> str:
@@ -38,6 +41,47 @@ def _bounds(figures: dict[str, Any]) -> str:
             met = {True: "yes", False: "**no**", None: ""}[each["met"]]
             lines.append(f"| {number} | {each['name']} | {each['value']:.2f} | {bound} | {met} |")
     return "\n".join(lines)
+
+
+def peers_table(results: dict[str, Any]) -> str:
+    """The peers' results for a reader of Markdown."""
+    machine, rows = results["machine"], results["rows_per_batch"]
+    lines = [
+        f"{machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']}; commit"
+        f" {(results['commit'] or 'unknown')[:12]}, seed {results['seed']}; 3 replicas of"
+        f" {results['elements_per_replica']:,} elements, {rows:,} in a batch.",
+        "",
+        "| case | system | elements/s | peak MiB | latency of a batch, p50 / p99 ms | its answer |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    for name, case in results["cases"].items():
+        for peer, found in case["found"].items():
+            lines.append(f"| {name} | {_peer(peer, found)} |")
+    lines.append("")
+    for number in results["numbers"]:
+        bound = "" if number["at_least"] is None else f" (must reach {number['at_least']:g})"
+        met = {True: ", met", False: ", **missed**", None: ""}[number["met"]]
+        lines.append(f"- {number['name']}: {number['value']:.1f} times{bound}{met}")
+    lines += [f"- {peer} was left out: {why}" for peer, why in results["left_out"].items()]
+    cases = [f"- *{name}*: {case['what']}." for name, case in results["cases"].items()]
+    hows = [f"- {peer}: {how}." for peer, how in results["peers"].items()]
+    return "\n".join([*lines, "", "The cases:", "", *cases, "", "What each does:", "", *hows])
+
+
+def _peer(name: str, found: dict[str, Any]) -> str:
+    if "failed" in found:
+        return f"{name} | | | | failed: {found['failed']}"
+    latency = found["latency_ms"]
+    shown = f"{latency['p50']:.1f} / {latency['p99']:.1f}" if latency else ""
+    wrong = (
+        ("wrong_ends", "wrong ends"),
+        ("should_not_exist", "events that should not exist"),
+        ("missing", "missing"),
+    )
+    said = ", ".join(f"{found[key]:,} {what}" for key, what in wrong if found[key])
+    answer = f"**wrong**: {said} of {found['events']:,}" if said else "right"
+    system = f"{name} {found['version']}".strip()
+    return f"{system} | {found['per_s']:,} | {found['peak_mib']:,} | {shown} | {answer}"
 
 
 def _section(number: str, entry: dict[str, Any]) -> str:
@@ -61,7 +105,14 @@ def _section(number: str, entry: dict[str, Any]) -> str:
 def main() -> None:
     """Bring the document up to date."""
     path: Path = DOCUMENT
-    path.write_text(written(path.read_text("utf-8"), load(RESULTS)), encoding="utf-8")
+    text = written(path.read_text("utf-8"), load(RESULTS), load_peers())
+    path.write_text(text, encoding="utf-8")
+
+
+def load_peers() -> dict[str, Any] | None:
+    """The peers' results, if there are any."""
+    found: dict[str, Any] | None = json.loads(PEERS.read_text("utf-8")) if PEERS.exists() else None
+    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from bench.figures.experiments import command
 from bench.report import plots
 from bench.report.page import page
 
@@ -37,4 +38,5 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         return new
     figures = {**old["figures"], **new["figures"]}
     ordered = {number: figures[number] for number in sorted(figures, key=int)}
-    return {**new, "figures": ordered}
+    said = command(tuple(ordered), new["size"], new["seed"])
+    return {**new, "command": said, "figures": ordered}
