@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from lmerge.client import Retry, Security, SyncWriter
+from lmerge.client import Retry, Security, SyncMirroredWriter, SyncWriter
 from lmerge.core.properties import Restriction
 from lmerge.errors import ConfigurationError
-from lmerge.times import BEGINNING
+from lmerge.times import BEGINNING, INFINITY
 from lmerge.wire.rows import schema_bytes
 from replicas.analysis import Analysis, analyse
 from replicas.beginning import beginning, committed
@@ -82,7 +82,7 @@ def attach(
     df: DataFrame,
     *,
     merge: str,
-    server: str,
+    server: str | Sequence[str],
     stream: str,
     checkpoint: str,
     mode: Mode = "append",
@@ -104,6 +104,8 @@ def attach(
 ) -> Replica:
     """Start ``df`` as the stream ``stream`` of ``merge``; returns when the server has taken it.
 
+    - ``server``: its address; of several (also with commas between them) each gets the stream, and
+      merges it, and none of them is needed.
     - ``mode``: the output mode. Update and complete revise: they need ``key``, by default the
       columns that the plan groups by.
     - ``vs``, ``ve``, ``payload``: see :mod:`replicas.lifetimes`.
@@ -145,8 +147,10 @@ def attach(
         reached = watermarks.of(done) if watermarks is not None else None
         begins = beginning(done, reached, memory, revisions)
         from_time = begins.from_time(from_time)
-    writer = SyncWriter(
-        server,
+    servers = server.split(",") if isinstance(server, str) else list(server)
+    writer = _writer(
+        servers,
+        _vouching(memory, revisions, horizon),
         merge,
         stream,
         schema,
@@ -164,21 +168,23 @@ def attach(
         promise=None if stable in (None, WATERMARK) else times.time_of(df, str(stable)),
         horizon=None if horizon is None else lambda: horizon.horizon,
         in_order=chosen.requires.ordered,
-        tasks=_tasks(df, path, mode, chosen, horizon, Tasks(
-            server, merge, stream, schema_bytes(schema), security or Security()
+        tasks=_tasks(df, path, mode, chosen, horizon, len(servers), Tasks(
+            servers[0], merge, stream, schema_bytes(schema), security or Security()
         )),
         from_time=promised,
     )  # fmt: skip
     try:
         welcome = writer.attach()
-        if begins is not None and welcome.next_epoch is None:
+        # Of several servers some may have the stream, and some not: to tell twice is no harm.
+        mirrored = len(servers) > 1 and from_time is not None
+        if begins is not None and (welcome.next_epoch is None or mirrored):
             begins.tell(writer, from_time)
         if horizon is not None:
             sink.counters.more = horizon.counters
             if welcome.horizon is not None:
                 horizon.advance(welcome.horizon)
-        started = df.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
-        started = started.queryName(f"{merge}-{stream}").trigger(
+        started = sink.selected(df).writeStream.outputMode(mode).queryName(f"{merge}-{stream}")
+        started = started.option("checkpointLocation", checkpoint).trigger(
             **(trigger or {"processingTime": "0 seconds"})
         )
         query = started.foreachBatch(sink.run).start()
@@ -186,6 +192,30 @@ def attach(
         writer.close(drain=False)
         raise
     return Replica(query, writer, sink, analysis)
+
+
+def _writer(
+    servers: Sequence[str], vouch: Callable[[], int | None], *where: Any, **options: Any
+) -> SyncWriter:
+    """For one server, or for several at once."""
+    if len(servers) == 1:
+        return SyncWriter(servers[0], *where, **options)
+    return SyncMirroredWriter(servers, *where, vouch=vouch, **options)
+
+
+def _vouching(
+    memory: Memory, revisions: Revisions | None, horizon: HorizonServer | None
+) -> Callable[[], int | None]:
+    """From when on everything is right that is said from now on, for a server that has missed
+    some; None when what was said before may still be revised."""
+
+    def since() -> int | None:
+        end = None if revisions is not None else memory.end()
+        if end is None or end == INFINITY:
+            return None
+        return max(end + 1, BEGINNING if horizon is None else horizon.horizon)
+
+    return since
 
 
 def plan_of(
@@ -254,21 +284,28 @@ def _tasks(
     mode: Mode,
     restriction: Restriction,
     horizon: HorizonServer | None,
+    servers: int,
     tasks: Tasks,
-) -> Tasks | None:
-    """Whether tasks write themselves."""
+) -> Callable[[], Tasks | None]:
+    """Whether tasks write themselves, asked for each batch: executors come and go."""
     reasons = {
         f"{mode} mode needs the results before": mode != "append",
         f"{restriction.value} needs one order": restriction.requires.ordered,
         "what is partly skipped must be held back": horizon is not None,
+        "each of several servers needs all of it": servers > 1,
     }
     against = [reason for reason, holds in reasons.items() if holds]
     if path == "tasks" and against:
         raise ConfigurationError(f"path='tasks' is not possible: {against[0]}")
     if path not in ("auto", "driver", "tasks"):
         raise ConfigurationError(f"path is auto, driver or tasks, not {path!r}")
+    if path == "tasks":
+        return lambda: tasks
     if path == "driver" or against:
-        return None
+        return lambda: None
     context: Any = df.sparkSession.sparkContext
-    executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
-    return tasks if path == "tasks" or executors > 1 else None
+    if context.master.startswith("local") and not context.master.startswith("local-cluster"):
+        return lambda: None
+    running = context._jsc.sc()
+    # The driver is among them.
+    return lambda: tasks if running.getExecutorMemoryStatus().size() - 1 > 1 else None

@@ -96,7 +96,7 @@ class HorizonServer:
         self._horizon = BEGINNING
         self._counters: dict[str, float] = {}
         self._closed = False
-        self.on_close: Callable[[], None] | None = None
+        self.before_counters: Callable[[], None] | None = None
         self._peers: set[_Peer] = set()  # of the thread alone
         self._wake, self._woken = socket.socketpair()
         for sock in (self._listener, self._wake, self._woken):
@@ -122,6 +122,8 @@ class HorizonServer:
 
     def counters(self) -> dict[str, float]:
         """What was counted so far, summed over all workers, with the estimate that follows."""
+        if self.before_counters is not None:
+            self.before_counters()
         with self._lock:
             counted = dict(self._counters)
         return {**counted, "seconds_saved": seconds_saved(counted)}
@@ -141,8 +143,6 @@ class HorizonServer:
             self._ring()
         self._thread.join()
         self._wake.close()
-        if self.on_close is not None:
-            self.on_close()
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: the thread will wake in any case
@@ -276,7 +276,7 @@ def serve(spark: SparkSession) -> HorizonServer:
     (``spark.newSession()``).
     """
     # A worker needs no Spark session, and does not wait for its import.
-    from replicas.horizon_progress import watch
+    from replicas.horizon_progress import Progress
 
     with _lock:
         address = spark.conf.get(CONF, None)
@@ -288,7 +288,7 @@ def serve(spark: SparkSession) -> HorizonServer:
             server = HorizonServer(host, bind=bind)
             _servers[server.address] = server
             spark.conf.set(CONF, server.address)
-            server.on_close = watch(spark, server)
+            server.before_counters = Progress(spark, server).collect
         return server
 
 

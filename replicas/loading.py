@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +85,8 @@ def reason(error: BaseException) -> str:
         return raised[-1] if raised else lines[0]
     if isinstance(error, LMergeError):
         return lines[0]
+    if isinstance(error, Py4JJavaError) and len(lines) > 1:
+        return lines[1].lstrip(": ")  # before it only stands which call it was
     return f"{type(error).__name__}: {lines[0]}"
 
 

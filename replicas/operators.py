@@ -326,7 +326,8 @@ def _python(node: Node, known: Kept, reading: Reading) -> Kept:
         reading.step("fast_forward", "keeps key and order: rows only go")
         key = None if known.key is None else known.key - {known.columns[-1].id}
         return renamed(node, replace(known, columns=known.columns[:-1], key=key))
-    reading.step(f"{name} {function}", "loses key and order: it may make any rows")
+    said = "fast_forward, then" if function == "drop_then_work" else f"{name} {function}"
+    reading.step(said, "loses key and order: it may make any rows")
     return replace(known, columns=made, key=None, order=None, bounded=False)
 
 

@@ -30,7 +30,8 @@ from pyspark.sql import SparkSession
 from lmerge.client import Security
 from lmerge.errors import DetachedError, FencedError, LMergeError
 from replicas.attaching import Replica, attach
-from replicas.checkpointing import jumpstart
+from replicas.checkpointing import jumpstart, local
+from replicas.horizon_progress import batches_since
 from replicas.loading import Build, load_build, query_of, reason
 from replicas.session import session
 
@@ -84,7 +85,7 @@ def run(job: Job, say: Say) -> int:
     """Run until a signal or the query's end; 0 when it was asked to stop, or had no more to do."""
     build = load_build(job.build)
     if job.jumpstart is not None:
-        saved = jumpstart(Path(job.jumpstart), Path(job.checkpoint))
+        saved = jumpstart(Path(job.jumpstart), local(job.checkpoint))
         if saved is not None:
             say(f"replica {job.name} begins from checkpoint {saved.name}, batch {saved.batch}")
     if job.membership is None:
@@ -175,18 +176,15 @@ def _watch(replica: Replica, stopping: threading.Event, say: Say, job: Job) -> N
 
 def _tell(replica: Replica, told: int, say: Say, *, as_json: bool) -> int:
     """Say what is new of the query's progress; the last batch that has been told of."""
-    for progress in replica.query.recentProgress:
-        batch = int(progress["batchId"])
-        if batch <= told:
-            continue
-        told = batch
+    for progress in batches_since(replica.query, told):
+        told = int(progress["batchId"])
         if as_json:
-            say(json.dumps(json.loads(progress.json)))
+            say(json.dumps(progress))
             continue
         duration = progress["durationMs"].get("triggerExecution", 0)
-        watermark = progress["eventTime"].get("watermark", "-") if progress["eventTime"] else "-"
+        watermark = progress.get("eventTime", {}).get("watermark", "-")
         say(
-            f"batch {batch}: {progress['numInputRows']} rows in {duration} ms, watermark"
+            f"batch {told}: {progress['numInputRows']} rows in {duration} ms, watermark"
             f" {watermark}, {replica.writer.state}"
         )
     return told

@@ -11,7 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from lmerge.errors import ConfigurationError
+from replicas.loading import reason
 
 _JAVA: Final = (
     "-XX:+UseSerialGC "  # a small heap needs no threads to collect it
@@ -47,6 +52,8 @@ def session(
     local = master is None or master.startswith("local")
     if local:
         settings["spark.driver.extraJavaOptions"] = _JAVA
+        # Workers whose tasks start in a tenth of the time; this package is here for sure.
+        settings["spark.python.daemon.module"] = "replicas.worker_daemon"
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     settings.update(more or {})
@@ -56,6 +63,12 @@ def session(
         builder = builder.master(master)
     elif "spark.master" not in settings:
         builder = builder.master("local[1]")
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        said = master or settings.get("spark.master") or "local[1]"
+        raise ConfigurationError(
+            f"Spark does not start on {said}: {reason(error)}; its own log says more"
+        ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -91,7 +91,7 @@ class Sink:
         promise: str | None,
         horizon: Callable[[], int] | None,
         in_order: bool,
-        tasks: Tasks | None,
+        tasks: Callable[[], Tasks | None],
         from_time: int | None = None,
     ) -> None:
         self._writer = writer
@@ -112,8 +112,18 @@ class Sink:
         self._at_work = threading.Lock()
         self._draining = False
 
+    def selected(self, df: DataFrame) -> DataFrame:
+        """The query whose micro-batches ``run`` takes: rows with their lifetimes.
+
+        It is planned with the query. In every batch anew it would cost as much as a small batch.
+        """
+        found = self._lifetimes.select(df, self._promise)
+        if self._from_time is None:
+            return found
+        return found.where(f"{VE} >= {self._from_time}")  # less is promised to nobody
+
     def run(self, rows: DataFrame, epoch: int) -> None:
-        """One micro-batch."""
+        """One micro-batch of :meth:`selected`."""
         with self._at_work:
             if self._draining:
                 raise DrainedError(f"batch {epoch} is left for the next start")
@@ -131,13 +141,11 @@ class Sink:
 
     def _run(self, rows: DataFrame, epoch: int) -> None:
         before = self._before(epoch)
-        selected = self._lifetimes.select(rows, self._promise)
-        if self._from_time is not None:  # it may be incomplete, and is promised to nobody
-            selected = selected.where(f"{VE} >= {self._from_time}")
-        if self._tasks is not None:
-            self._in_tasks(self._tasks, selected, epoch, before)
+        tasks = self._tasks()
+        if tasks is not None:
+            self._in_tasks(tasks, rows, epoch, before)
         else:
-            self._in_driver(selected, epoch, before)
+            self._in_driver(rows, epoch, before)
         self.epoch = epoch
 
     def _before(self, epoch: int) -> Progress:
@@ -152,8 +160,8 @@ class Sink:
 
     # -- from the driver ------------------------------------------------------------------------
 
-    def _in_driver(self, selected: DataFrame, epoch: int, before: Progress) -> None:
-        events = events_of(selected.toArrow(), self._payload)
+    def _in_driver(self, rows: DataFrame, epoch: int, before: Progress) -> None:
+        events = events_of(rows.toArrow(), self._payload)
         # After the batch: whatever its tasks skipped, they skipped by a horizon up to this one.
         skipped = before.skipped_before
         if self._horizon is not None:
@@ -184,10 +192,10 @@ class Sink:
 
     # -- from the tasks -------------------------------------------------------------------------
 
-    def _in_tasks(self, tasks: Tasks, selected: DataFrame, epoch: int, before: Progress) -> None:
+    def _in_tasks(self, tasks: Tasks, rows: DataFrame, epoch: int, before: Progress) -> None:
         work = tasks.of(epoch, self._writer.writer.incarnation, before.stable)
         # Spark gives the result of one successful attempt of each task: those parts count.
-        found = selected.mapInArrow(work.stage, PARTS).collect()
+        found = rows.mapInArrow(work.stage, PARTS).collect()
         promised = max((row.stable for row in found), default=BEGINNING)
         progress = Progress(self._stable(epoch, before, promised), before.skipped_before)
         if self._remembers:

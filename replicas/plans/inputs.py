@@ -28,6 +28,8 @@ from replicas.feeding import ROWS_PER_BATCH, feed
 
 INPUT_CONF: Final = "spark.lmerge.plans.input"
 ROWS_CONF: Final = "spark.lmerge.plans.rows_per_batch"
+FEEDBACK_CONF: Final = "spark.lmerge.plans.feedback"
+"""``false``: what feedback says is not listened to, and nothing is skipped."""
 
 SECOND: Final = 1_000_000
 BEGIN: Final = 1_699_999_200 * SECOND
@@ -59,10 +61,18 @@ def stream(
         time="at",
         disorder=f"{DELAY_S} seconds",
         look_back=look_back,
-        horizon=None if skips else "",
+        horizon=horizon(spark) if skips else "",
         rows_per_batch=number(spark, ROWS_CONF, ROWS_PER_BATCH),
     )
     return found.withWatermark("at", f"{DELAY_S} seconds")
+
+
+def horizon(spark: SparkSession) -> str | None:
+    """The ``horizon`` of feeds and steps: the session's, or none where it is turned off."""
+    said = (spark.conf.get(FEEDBACK_CONF, None) or "true").lower()
+    if said not in ("true", "false"):
+        raise ConfigurationError(f"{FEEDBACK_CONF} is true or false, not {said!r}")
+    return None if said == "true" else ""
 
 
 def table(spark: SparkSession, directory: str, within: str = "") -> DataFrame:

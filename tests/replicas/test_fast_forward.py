@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, window
@@ -78,6 +79,36 @@ def test_each_arrow_batch_asks_anew(server: HorizonServer) -> None:
     last = next(kept)
     assert last.num_rows == 0
     assert last.schema.names == ["n"]
+
+
+def test_work_behind_the_step_gets_few_rows_at_a_time_and_the_horizon_is_asked_in_between(
+    server: HorizonServer,
+) -> None:
+    given = [batch([1, 2, 3, 4, 5, 6, 7, 8, 9]), batch([3, 12, 13])]
+    kept = dropper(server.address, 0, every=2)(iter(given))
+    assert next(kept).column("n").to_pylist() == [0, 1]
+    moved(server, 7)
+    assert numbers(kept) == [[6, 7], [8], [1, 2]]
+    until(lambda: server.counters().get("rows_seen") == 12)
+    assert server.counters()["rows_dropped"] == 5
+
+
+def test_work_is_done_on_what_is_kept(spark: SparkSession, server: HorizonServer) -> None:
+    moved(server, 7)
+
+    def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in batches:
+            yield pa.record_batch({"twice": pc.multiply(rows.column("id"), 2)})
+
+    step: dict[str, Any] = {"then": doubled, "schema": "twice BIGINT", "every": 2}
+    kept = fast_forward(spark.range(10), "id", horizon=server.address, **step)
+    assert sorted(row.twice for row in kept.collect()) == [14, 16, 18]
+    everything = fast_forward(spark.range(10), "id", horizon="", **step)
+    assert everything.count() == 10
+    with pytest.raises(ConfigurationError, match="there is no then"):
+        fast_forward(spark.range(10), "id", horizon="", schema="id BIGINT")
+    with pytest.raises(ConfigurationError, match="every must be at least 1"):
+        fast_forward(spark.range(10), "id", horizon="", then=doubled, every=0)
 
 
 # -- in a query ----------------------------------------------------------------------------------

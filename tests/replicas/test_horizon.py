@@ -21,7 +21,7 @@ from replicas import horizon_links
 from replicas.horizon import HorizonServer, count, flush, horizon_at, seconds_saved
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 10.0  # the bound of every wait
+SECONDS = 60.0  # the bound of every wait
 
 
 def until(happened: Callable[[], bool]) -> None:
@@ -234,14 +234,11 @@ def test_a_process_that_ends_well_sends_its_last_words(server: HorizonServer) ->
 
 def test_a_closed_server_leaves_workers_with_what_they_know() -> None:
     server = HorizonServer()
-    closed = []
-    server.on_close = lambda: closed.append(True)
     server.advance(42)
     assert horizon_at(server.address, wait=SECONDS) == 42
     server.close()
     server.close()
     server.advance(50)
-    assert closed == [True]
     assert server.horizon == 42
     assert horizon_at(server.address) == 42
 
