@@ -335,6 +335,18 @@ def test_rows_made_to_look_alike_do_not_collide() -> None:
     assert len({h1 for h1, _ in fingerprints(words)}) == count, "strings"
 
 
+@pytest.mark.parametrize("number", range(len(DIFFERENT)), ids=lambda n: str(DIFFERENT[n][0]))
+def test_fingerprints_of_some_rows_are_those_of_all(number: int) -> None:
+    kind, values = DIFFERENT[number]
+    column = array(kind, [*values, *reversed(values)])
+    batch = pa.RecordBatch.from_arrays([column], names=["c"])
+    expected = fingerprints(column)
+    for rows in ([], [0], list(range(0, len(column), 2)), [len(column) - 1, 0]):
+        h1, h2 = Identity(KEY).fingerprints(batch, np.array(rows, dtype=np.int64))
+        found = [(int(a), int(b)) for a, b in zip(h1, h2, strict=True)]
+        assert found == [expected[row] for row in rows]
+
+
 # -- imprints
 
 
@@ -358,8 +370,8 @@ def test_rows_have_equal_imprints_exactly_when_they_are_equal(number: int) -> No
 def test_imprints_tell_strings_of_all_lengths_and_places_apart() -> None:
     lengths = [*range(70), *range(1000, 1050), 2047, 2048, 2049, 5000]
     values = [bytes(length) for length in lengths]
-    for length in (1, 8, 15, 16, 17, 24, 31, 32, 33, 1023, 1024, 1025, 3000):
-        for place in {0, length // 2, length - 1}:
+    for length in (1, 8, 15, 16, 17, 24, 31, 32, 33, 63, 64, 65, 128, 1023, 1024, 1025, 3000):
+        for place in {0, length // 2, max(0, length - 64), length - 1}:
             values.append(bytes(place) + b"\1" + bytes(length - place - 1))
     values = list(dict.fromkeys(values))
     found = imprints(pa.array(values, pa.binary()))

@@ -271,7 +271,7 @@ def _with_json(change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(SnapshotError, match="format 1; this version reads 2"):
+    with pytest.raises(SnapshotError, match="format 1; this version reads 3"):
         Merge.restore(_with_json(lambda head: head.update(format=1)))
 
 

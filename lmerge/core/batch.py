@@ -77,6 +77,7 @@ class Layout:
         self.schema = schema  # of the payload, plain
         self.encoded = False  # whether what came last is not
         self.as_output = False  # whether what came last has the very schema of the output
+        self.in_order = False  # ... and its columns in the output's order
         self._seen: pa.Schema | None = None
         self._places: tuple[list[int], list[int]] = ([], [])
 
@@ -104,6 +105,7 @@ class Layout:
         wanted = element_schema(self.schema)
         ordered = pa.schema([found.field(name) for name in wanted.names], found.metadata)
         self.as_output = ordered.equals(wanted, check_metadata=True)
+        self.in_order = found.names == wanted.names
         names = self.schema.names
         return (
             [found.get_field_index(name) for name in ELEMENT_COLUMNS],
@@ -111,17 +113,16 @@ class Layout:
         )
 
 
-def _values(batch: pa.RecordBatch, place: int, kind: Any) -> Any:
+def _values(rows: pa.StructArray, place: int, kind: Any, count: int) -> Any:
     """A column of numbers without nulls, as NumPy sees it."""
-    column = batch.column(place)
+    column = rows.field(place)
     if column.null_count:
-        name = batch.schema.names[place]
+        name = rows.type.field(place).name
         raise SchemaMismatchError(f"column {name!r} must not contain nulls")
-    rows = len(column)
-    if not rows:
+    if not count:
         return _NO_OPS if kind is np.int8 else _NO_TIMES
     start = column.offset if kind is np.int8 else 8 * column.offset
-    return np.frombuffer(column.buffers()[1], kind, rows, start)
+    return np.frombuffer(column.buffers()[1], kind, count, start)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,13 +151,17 @@ class Batch:
         """The columns of ``batch``; fingerprints come later."""
         places, payload = layout.places(batch.schema)
         op, *times = places
-        vs, ve, vold = (_values(batch, place, np.int64) for place in times)
+        count = batch.num_rows
+        columns = batch.to_struct_array()  # gives its columns sooner than the batch does
+        vs, ve, vold = (_values(columns, place, np.int64, count) for place in times)
         rows = batch.select(payload)
         if layout.encoded:
-            columns = [_decoded(c, f) for c, f in zip(rows.columns, layout.schema, strict=True)]
-            rows = pa.RecordBatch.from_arrays(columns, schema=layout.schema)
-        ops = _values(batch, op, np.int8)
-        source = batch.select([*places, *payload]) if layout.as_output else None
+            plain_ = [_decoded(c, f) for c, f in zip(rows.columns, layout.schema, strict=True)]
+            rows = pa.RecordBatch.from_arrays(plain_, schema=layout.schema)
+        ops = _values(columns, op, np.int8, count)
+        source = None
+        if layout.as_output:
+            source = batch if layout.in_order else batch.select([*places, *payload])
         return Batch(ops, vs, ve, vold, rows, _NO_HASHES, _NO_HASHES, source)
 
     def fingerprint(self, hashes: tuple[Words, Words]) -> None:

@@ -179,9 +179,8 @@ def paired_sums(_context: Any, data: Any, position: Any, length: Any, keys: Any,
         start = builder.gep(found.data, [position])
         first_key = builder.gep(secret.data, [place])
         low, shift = (ir.Constant(words, [value] * 8) for value in (0xFFFFFFFF, 32))
-        sums: Any = [
-            cgutils.alloca_once_value(builder, ir.Constant(words, [0] * 8)) for _ in range(2)
-        ]
+        variable: Any = cgutils.alloca_once_value
+        sums = [variable(builder, ir.Constant(words, [0] * 8)) for _ in range(2)]
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
         insert: Any = cgutils.get_or_insert_function
         ask = insert(builder.module, kind, "llvm.prefetch.p0")

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lmerge.core.compiled import Int, Word, Words, compiled, load_word, multiply_add
+from lmerge.core.compiled import Int, Int64s, Word, Words, compiled, load_word, multiply_add
 from lmerge.errors import ConfigurationError
 
 PRIME: Final = np.uint64(2**61 - 1)
@@ -43,6 +43,7 @@ KEY_BYTES: Final = 32
 # Where a value is in a row: names, for fields of structs their number, None for a list's values.
 Path: TypeAlias = tuple[str | int | None, ...]
 NO_MASK: Final = np.zeros(0, dtype=np.bool_)
+_ALL: Final = np.zeros(0, dtype=np.int64)  # of the rows
 
 
 @compiled
@@ -82,15 +83,16 @@ def _halves(value: Word, keys: Words, at: Int) -> Word:
 
 
 @compiled
-def _hash_words(values: Words, valid: Any, keys: Words, h1: Words, h2: Words) -> None:
-    """Adds a column of 64-bit values to the rows' hashes."""
-    for i in range(values.size):
-        if valid.size > 0 and not valid[i]:
+def _hash_words(values: Words, valid: Any, rows: Int64s, keys: Words, h1: Words, h2: Words) -> None:
+    """Adds a column of 64-bit values to the rows' hashes; ``rows``, if any, are those wanted."""
+    for i in range(h1.size):
+        row = rows[i] if rows.size > 0 else i
+        if valid.size > 0 and not valid[row]:
             h1[i] = add_modulo(h1[i], keys[_NULL])
             h2[i] = add_modulo(h2[i], keys[PER_HASH + _NULL])
             continue
-        h1[i] = add_modulo(h1[i], _halves(values[i], keys, 0))
-        h2[i] = add_modulo(h2[i], _halves(values[i], keys, PER_HASH))
+        h1[i] = add_modulo(h1[i], _halves(values[row], keys, 0))
+        h2[i] = add_modulo(h2[i], _halves(values[row], keys, PER_HASH))
 
 
 @compiled
@@ -98,21 +100,23 @@ def _hash_bytes(
     data: npt.NDArray[np.uint8],
     offsets: Any,  # of 32 or 64 bits
     valid: npt.NDArray[np.bool_],
+    rows: Int64s,
     nh: Words,
     keys: Words,
     h1: Words,
     h2: Words,
 ) -> None:
-    """Adds a column of byte strings to the rows' hashes."""
+    """Adds a column of byte strings to the rows' hashes; ``rows``, if any, are those wanted."""
     zero = np.uint64(0)
     two = np.int64(2)
-    for i in range(offsets.size - 1):
-        if valid.size > 0 and not valid[i]:
+    for i in range(h1.size):
+        row = rows[i] if rows.size > 0 else i
+        if valid.size > 0 and not valid[row]:
             h1[i] = add_modulo(h1[i], keys[_NULL])
             h2[i] = add_modulo(h2[i], keys[PER_HASH + _NULL])
             continue
-        position = np.int64(offsets[i])
-        end = np.int64(offsets[i + 1])
+        position = np.int64(offsets[row])
+        end = np.int64(offsets[row + 1])
         length = np.uint64(end - position)
         x1 = zero
         x2 = zero
@@ -226,12 +230,16 @@ class Identity:
         self._keys: dict[Path, Words] = {}
         self._forms: dict[pa.DataType, Form] = {}
 
-    def fingerprints(self, columns: pa.RecordBatch) -> tuple[Words, Words]:
-        """Two numbers below 2⁶¹ − 1 for each row. Cost: about the bytes read."""
-        h1 = np.zeros(columns.num_rows, dtype=np.uint64)
-        h2 = np.zeros(columns.num_rows, dtype=np.uint64)
+    def fingerprints(
+        self, columns: pa.RecordBatch, rows: Int64s | None = None
+    ) -> tuple[Words, Words]:
+        """Two numbers below 2⁶¹ − 1 for each row, or for those wanted. Cost: the bytes read."""
+        count = columns.num_rows if rows is None else len(rows)
+        h1, h2 = np.zeros((2, count), dtype=np.uint64)
+        if not count:
+            return h1, h2
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
-            self._accumulate(column, (name,), h1, h2)
+            self._accumulate(column, (name,), h1, h2, _ALL if rows is None else rows)
         return h1, h2
 
     def random_words(self, purpose: bytes, count: int) -> Words:
@@ -248,7 +256,9 @@ class Identity:
             self._keys[path] = keys
         return keys
 
-    def _accumulate(self, column: pa.Array, path: Path, h1: Words, h2: Words) -> None:
+    def _accumulate(
+        self, column: pa.Array, path: Path, h1: Words, h2: Words, rows: Int64s = _ALL
+    ) -> None:
         kind = column.type
         form = self._forms.get(kind)
         if form is None:
@@ -256,21 +266,23 @@ class Identity:
         if form is Form.NULL:
             return
         if form is Form.DECODE:
-            self._accumulate(decoded(column), path, h1, h2)
+            self._accumulate(decoded(column), path, h1, h2, rows)
             return
+        if rows.size and form in (Form.STRUCT, Form.LIST):
+            column, rows = column.take(pa.array(rows)), _ALL
         keys = self.column_keys(path)
         valid = which_are_valid(column)
         if form is Form.BYTES:
             data, offsets = byte_strings(column)
-            _hash_bytes(data, offsets, valid, self._nh, keys, h1, h2)
+            _hash_bytes(data, offsets, valid, rows, self._nh, keys, h1, h2)
         elif form is Form.WORDS:
             first, *others = values_as_words(column)
-            _hash_words(first, valid, keys, h1, h2)
+            _hash_words(first, valid, rows, keys, h1, h2)
             for part, words in enumerate(others):  # wide decimals: like columns of their own
-                _hash_words(words, valid, self.column_keys((*path, part)), h1, h2)
+                _hash_words(words, valid, rows, self.column_keys((*path, part)), h1, h2)
         elif form is Form.STRUCT:
             if valid.size:
-                _hash_words(np.zeros(len(column), dtype=np.uint64), valid, keys, h1, h2)
+                _hash_words(np.zeros(len(column), np.uint64), valid, _ALL, keys, h1, h2)
             names: Counter[str] = Counter()
             for field, child in zip(kind, column.flatten(), strict=True):
                 # Fields of one name are told apart by their order.
@@ -344,15 +356,24 @@ def which_are_valid(column: pa.Array) -> npt.NDArray[np.bool_]:
     return mask
 
 
+_LARGE: Final = {pa.large_string().id, pa.large_binary().id}
+_OF_64_BITS: Final = {
+    kind.id
+    for kind in (
+        pa.int64(), pa.uint64(), pa.timestamp("us"), pa.time64("us"), pa.duration("us"), pa.date64()
+    )
+}  # fmt: skip
+
+
 def byte_strings(column: pa.Array) -> tuple[npt.NDArray[np.uint8], Any]:
     """The bytes of a column of strings, and the offsets at which each starts and the last ends."""
-    rows, start, kind = len(column), column.offset, column.type
+    rows, start = len(column), column.offset
     buffers = column.buffers()
     data = np.frombuffer(buffers[-1] or b"", dtype=np.uint8)
-    if pa.types.is_fixed_size_binary(kind):
-        width = kind.byte_width
+    if len(buffers) == 2:  # no offsets: of fixed size
+        width = column.type.byte_width
         return data, _read_only(np.arange(start, start + rows + 1, dtype=np.int64) * width)
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    large = column.type.id in _LARGE
     if buffers[1] is None or rows == 0:
         return data, _read_only(np.zeros(rows + 1, dtype=np.int64 if large else np.int32))
     offsets = np.frombuffer(buffers[1], dtype=np.int64 if large else np.int32)
@@ -382,6 +403,8 @@ def _lists(column: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def values_as_words(column: pa.Array) -> list[Words]:
     """The values' bits as 64-bit words, 1, 2 or 4 a value; equal values have equal bits."""
     rows, start, kind = len(column), column.offset, column.type
+    if kind.id in _OF_64_BITS and rows:
+        return [np.frombuffer(column.buffers()[1], np.uint64, rows, 8 * start)]
     if pa.types.is_boolean(kind):
         bytes_ = column.cast(pa.uint8())
         raw = np.frombuffer(bytes_.buffers()[1] or b"", dtype=np.uint8)

@@ -171,7 +171,8 @@ class Imprints:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._keys: dict[Path, Words] = {}
-        self._forms: dict[pa.DataType, Form] = {}
+        self._schema: pa.Schema | None = None
+        self._forms: list[tuple[Path, Form]] = []  # of that schema's columns
         # New memory for each batch would cost as much as filling it: pages are mapped anew.
         self._room = _NO_ROOM
 
@@ -186,9 +187,14 @@ class Imprints:
         low, high = self._room[0, :rows], self._room[1, :rows]
         if rows > _ROOM_KEPT:
             self._room = _NO_ROOM
+        schema = columns.schema
+        if self._schema is None or not schema.equals(self._schema):
+            self._schema = schema
+            self._forms = [((field.name,), form_of(field.type)) for field in schema]
         first = True
-        for name, column in zip(columns.schema.names, columns.columns, strict=True):
-            first = self._add(column, (name,), first, low, high)
+        values = columns.to_struct_array()  # gives its columns sooner than the batch does
+        for place, (path, form) in enumerate(self._forms):
+            first = self._add(values.field(place), path, form, first, low, high)
         if first:
             low[:] = high[:] = 0
         return low, high
@@ -200,15 +206,15 @@ class Imprints:
             keys = self._keys[path] = self._identity.random_words(purpose, _COLUMN_WORDS)
         return keys
 
-    def _add(self, column: pa.Array, path: Path, first: bool, low: Words, high: Words) -> bool:
+    def _add(
+        self, column: pa.Array, path: Path, form: Form, first: bool, low: Words, high: Words
+    ) -> bool:
         """Add a column, or begin with it; whether there is still none."""
-        form = self._forms.get(column.type)
-        if form is None:
-            form = self._forms[column.type] = form_of(column.type)
         if form is Form.NULL:
             return first
         if form is Form.DECODE:
-            return self._add(decoded(column), path, first, low, high)
+            plain = decoded(column)
+            return self._add(plain, path, form_of(plain.type), first, low, high)
         keys = self._column_keys(path)
         if form is Form.BYTES:
             data, offsets = byte_strings(column)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
+import numpy as np
+
 from lmerge.core.compiled import Int, Int8s, Int64s, compiled
 from lmerge.elements import Op
 from lmerge.times import BEGINNING, INFINITY
@@ -62,6 +64,21 @@ _NO_ELEMENT = int(Broken.NO_ELEMENT)
 
 
 @compiled
+def _all_in_order(
+    op: Int8s, vs: Int64s, ve: Int64s, stable: Int, last_vs: Int, strict: bool
+) -> Any:
+    """Whether these are inserts by start that break no promise; there is at least one."""
+    step = np.int64(1) if strict else np.int64(0)
+    if vs[0] == BEGINNING or vs[0] < stable or vs[0] < last_vs or (strict and vs[0] == last_vs):
+        return False
+    broken = (op[0] != INSERT) | (ve[0] <= vs[0])
+    for i in range(1, vs.size):  # no branches, so that it is done several at a time
+        # An end after the start also says that neither start is infinite: nothing wraps.
+        broken |= (op[i] != INSERT) | (ve[i] <= vs[i]) | (vs[i] < vs[i - 1] + step)
+    return not broken
+
+
+@compiled
 def first_broken(
     op: Int8s,
     vs: Int64s,
@@ -81,6 +98,8 @@ def first_broken(
     inserts = adjusts = stables = 0
     reason = 0
     row = op.size
+    if insert_only and ordered and row > 0 and _all_in_order(op, vs, ve, stable, last_vs, strict):
+        return row, reason, stable, vs[row - 1], row, adjusts, stables
     for i in range(op.size):
         start = vs[i]
         if op[i] == STABLE:

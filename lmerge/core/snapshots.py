@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from lmerge.errors import ConfigurationError, SnapshotError
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 

@@ -16,10 +16,23 @@ import pyarrow as pa
 from lmerge.core.algorithms.base import Effects, View
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
-from lmerge.core.compiled import Int64s
+from lmerge.core.compiled import Int, Int64s, compiled
 from lmerge.core.promises import Broken
 from lmerge.elements import Op
 from lmerge.times import BEGINNING
+
+
+@compiled
+def first_from(vs: Int64s, t: Int) -> Int:
+    """The first row with a start at or after ``t``, of rows by start."""
+    low, high = 0, vs.size
+    while low < high:
+        middle = (low + high) // 2
+        if vs[middle] < t:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class R0:
@@ -50,7 +63,7 @@ class R0:
         if not view.joined[view.slot]:
             self.waiting.put(view.slot, batch, self.progress)
             return Effects(self.nothing, rows)
-        first = int(np.searchsorted(batch.vs, max(self.progress + 1, view.decided)))
+        first = int(first_from(batch.vs, max(self.progress + 1, view.decided)))
         if first == len(batch):
             return Effects(self.nothing, rows, dropped=first)
         self.progress = int(batch.vs[-1])

@@ -3,7 +3,7 @@
 An element is output when it is the next one at the largest start. The pseudo-code compares with
 the largest counter of all streams; ours counts what was *output* at that start, so that a
 stream that detaches takes nothing with it and nobody's elements are output twice.
-Cost: O(rows) a batch.
+Cost: O(rows that are not behind) + O(log rows) a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
-from lmerge.core.algorithms.r0 import merge_waiting, output_of
+from lmerge.core.algorithms.r0 import first_from, merge_waiting, output_of
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
 from lmerge.core.batch import Batch, no_elements
 from lmerge.core.compiled import Int, Int64s, compiled
@@ -32,10 +32,8 @@ def _data(
     vs: Int64s, slot: Int, m: Int, state: Int64s, own_vs: Int64s, own: Int64s, chosen: Int64s
 ) -> Int:
     count = 0
-    for i in range(vs.size):
+    for i in range(first_from(vs, max(m, state[_MAX_VS])), vs.size):  # line 4
         start = vs[i]
-        if start < m or start < state[_MAX_VS]:  # line 4
-            continue
         if start > state[_MAX_VS]:  # lines 5 to 7; own counters are reset when next used
             state[_MAX_VS] = start
             state[_OUTPUT] = 0
@@ -85,7 +83,7 @@ class R1:
         return np.asarray(~behind | (batch.op == Op.STABLE))
 
     def data(self, batch: Batch, view: View) -> Effects:
-        """O(rows)."""
+        """O(rows that are not behind)."""
         rows = len(batch)
         batch = inserts_of(batch)
         if not view.joined[view.slot]:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lmerge.core.algorithms.base import Effects, View
-from lmerge.core.algorithms.r0 import merge_waiting, output_of
+from lmerge.core.algorithms.r0 import first_from, merge_waiting, output_of
 from lmerge.core.algorithms.waiting import Waiting, inserts_of
-from lmerge.core.batch import Batch, no_elements, take
+from lmerge.core.batch import Batch, no_elements
 from lmerge.core.compiled import Int, Int64s, compiled
 from lmerge.core.identity import Identity
 from lmerge.core.promises import Broken
@@ -64,10 +64,8 @@ def _meeting(vs: Int64s, h1: Int64s, h2: Int64s, m: Int, state: Int64s, rows: In
     """Writes the rows whose payloads have to be told from others at the same start."""
     count = 0
     known = h1.size > 0
-    for i in range(vs.size):
+    for i in range(first_from(vs, max(m, state[_MAX_VS])), vs.size):
         start = vs[i]
-        if start < m or start < state[_MAX_VS]:
-            continue
         if start not in (state[_MAX_VS], vs[vs.size - 1]):  # so there is a next row
             if vs[i + 1] != start and (i == 0 or vs[i - 1] != start):
                 continue
@@ -86,13 +84,10 @@ def _data(
 ) -> Any:  # fmt: skip
     count = 0
     reason = 0
-    i = 0
+    i = first_from(vs, max(m, state[_MAX_VS]))  # line 4
     k = 0  # the next of the rows that meet others: ``h1`` and ``h2`` are theirs
     while i < vs.size:
         start = vs[i]
-        if start < m or start < state[_MAX_VS]:  # line 4
-            i += 1
-            continue
         if start > state[_MAX_VS]:  # lines 5 to 7: a new generation empties the table
             state[_MAX_VS] = start
             state[_GENERATION] += 1
@@ -205,11 +200,7 @@ class R2:
         """Of the payloads in these rows."""
         if not len(rows):
             return _NO_HASHES, _NO_HASHES
-        first, last = int(rows[0]), int(rows[-1]) + 1
-        neighbours = last - first == len(rows)  # mostly: the batch's last start alone
-        payload = batch.payload
-        payload = payload.slice(first, len(rows)) if neighbours else take(payload, rows)
-        h1, h2 = self.identity.fingerprints(payload)
+        h1, h2 = self.identity.fingerprints(batch.payload, rows)
         return h1.view(np.int64), h2.view(np.int64)
 
     def contribute(self, view: View) -> Effects:
