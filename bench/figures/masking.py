@@ -33,8 +33,8 @@ BINS: Final = (50, 100, 250, 500)
 """Over how long a rate is taken, in the source's gaps."""
 BIN: Final = 100
 """The one whose variation counts: as long as a delay is."""
-SHOWN: Final = slice(40, 100)
-"""The bins that the figure shows."""
+SHOWN: Final = 60
+"""So many bins the figure shows, from a quarter of the run on."""
 TICK: Final = 5
 """The source's gaps between two looks at what has arrived."""
 STEADIER: Final = 0.3
@@ -90,12 +90,14 @@ def figure_8(size: Size, seed: int, step: Step) -> Outcome:
     ratio = steady / means[BIN]
     varied_slowly, steady_slowly = _variations(slowly, BIN)
     shown, wide = delivered.binned(BIN // TICK), BIN * link.gap
+    quarter = len(shown.output) // 4
+    stretch = slice(quarter, quarter + SHOWN)
     milliseconds = {width: 1000 * width * link.gap for width in BINS}
     rate = Panel(
         "rate", "virtual time, s", f"{_RATE}, {1000 * wide:g} ms bins",
         [
-            Series("input a", _line(shown.inputs["a"], wide)[SHOWN]),
-            Series("merged", _line(shown.output, wide)[SHOWN]),
+            Series("input a", _line(shown.inputs["a"], wide)[stretch]),
+            Series("merged", _line(shown.output, wide)[stretch]),
         ],
         exact=True, over_time=True,
     )  # fmt: skip

@@ -38,6 +38,7 @@ COLOURS: Final = {
 _OTHERS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MARKERS: Final = "os^Dv<>P"
 _WIDTH, _HEIGHT = 5.2, 3.5
+_ALONE: Final = 7.4
 _DPI: Final = 110
 _STYLE: Final[Any] = {
     "font.size": 9,
@@ -71,7 +72,8 @@ def draw(number: str, entry: dict[str, Any]) -> dict[str, bytes]:
 
     panels = panels_of(entry)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH * len(panels), _HEIGHT), layout="constrained")
+        width = _WIDTH * len(panels) if len(panels) > 1 else _ALONE
+        figure = Figure(figsize=(width, _HEIGHT), layout="constrained")
         for i, panel in enumerate(panels):
             _draw(figure.add_subplot(1, len(panels), i + 1), panel)
         figure.suptitle(f"Figure {number}. {entry['title']}", fontsize=10, x=0.01, ha="left")
@@ -138,6 +140,6 @@ def _shade(axes: Axes, panel: Panel, span: Span) -> None:
     axes.axvspan(span.start, span.end, color=colour, alpha=0.15, linewidth=0)
     row = 0.99 if panel.spans.index(span) % 2 == 0 else 0.93
     axes.text(
-        (span.start + span.end) / 2, row, span.label, fontsize=7, ha="center", va="top",
+        span.start, row, f" {span.label}", fontsize=7, ha="left", va="top",
         transform=axes.get_xaxis_transform(), color="#444444",
     )  # fmt: skip
