@@ -49,7 +49,8 @@ class Unacknowledged:
     @property
     def committed(self) -> int:
         """How many are closed, and wait for their acknowledgement."""
-        return sum(epoch.done is not None for epoch in self._epochs.values())
+        # Only the last may be open.
+        return len(self._epochs) - (self.next_number in self._epochs)
 
     @property
     def next_number(self) -> int:
@@ -106,8 +107,11 @@ class Unacknowledged:
         """Every epoch up to this one is durable and merged."""
         if self.acknowledged is None or upto > self.acknowledged:
             self.acknowledged = upto
-        for number in [n for n, e in self._epochs.items() if n <= upto and e.done is not None]:
-            epoch = self._epochs.pop(number)
+        while self._epochs:
+            number, epoch = next(iter(self._epochs.items()))
+            if number > upto or epoch.done is None:
+                return
+            del self._epochs[number]
             self.held_bytes -= epoch.size
             if epoch.done is not None and not epoch.done.done():
                 epoch.done.set_result(Acknowledgement(number, state, reason))

@@ -108,10 +108,12 @@ class _Call:
         self._wanted = wanted
         self._name = wanted.subscription
         self._acknowledged: asyncio.Queue[int] = asyncio.Queue()
-        self._said = asyncio.Event()
+        self._news = asyncio.Event()  # an entry, an acknowledgement, or the end
         self._receiving: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(lambda _: self._news.set())
         self._sessions.calls.add(self._ended)
+        self._host.output.watchers.add(self._news)
         if self._name:
             readers = self._sessions.readers
             readers[self._name] = readers.get(self._name, 0) + 1
@@ -121,6 +123,7 @@ class _Call:
         if self._receiving is not None:
             self._receiving.cancel()
         self._sessions.calls.discard(self._ended)
+        self._host.output.watchers.discard(self._news)
         if not self._ended.done():
             self._ended.cancel()
         if self._name:
@@ -216,7 +219,7 @@ class _Call:
                 if self._name:
                     await self._acknowledge(sequence)
                 self._acknowledged.put_nowait(sequence)
-                self._said.set()
+                self._news.set()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -240,22 +243,17 @@ class _Call:
                 yield at, None
 
     async def _next(self, at: int) -> list[bytes]:
-        """The entries from ``at`` on; raises what ends the call meanwhile."""
+        """The entries from ``at`` on, or none when something else has happened; raises what has
+        ended the call."""
         output = self._host.output
-        if at < output.next and not self._ended.done():
-            return await output.read(at)
-        reading = asyncio.ensure_future(output.read(at))
-        said = asyncio.ensure_future(self._said.wait())
-        try:
-            waiting = (reading, said, self._ended)
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            self._said.clear()
+        while True:
             if self._ended.done():
                 self._ended.result()
-            return reading.result() if reading.done() else []
-        finally:
-            reading.cancel()
-            said.cancel()
+            if at < output.next or not self._acknowledged.empty():
+                return await output.read(at) if at < output.next else []
+            output.require(at)
+            self._news.clear()
+            await self._news.wait()
 
     async def _final(self, start: _Start) -> AsyncIterator[tuple[int, Any]]:
         """What is fully frozen, from an entry on; with a snapshot, as soon as it becomes so."""

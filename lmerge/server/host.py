@@ -20,7 +20,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +31,7 @@ from lmerge.errors import (
     InputError,
     JournalDamagedError,
     JournalError,
+    LimitError,
     LMergeError,
     MergeFaultError,
     NotFoundError,
@@ -39,25 +39,18 @@ from lmerge.errors import (
 )
 from lmerge.server import snapshots
 from lmerge.server.config import Durability, Limits
-from lmerge.server.journal import Journal
+from lmerge.server.grouping import Waiting, gathered
+from lmerge.server.journal import RECORD_BYTES_MAX, Journal
 from lmerge.server.output import OutputLog
 from lmerge.server.state import MergeState, Step
 from lmerge.v1 import log_pb2
-from lmerge.wire.envelopes import epoch_parts
 
 log = logging.getLogger("lmerge.server")
 
-_LOGGED_AHEAD: Final = 4  # groups that are logged and not applied yet
+_LOGGED_AHEAD: Final = 1  # groups that are logged and not applied yet: more would gather less
+_EPOCH_BYTES_MAX: Final = RECORD_BYTES_MAX - (1 << 20)  # less what comes around its batches
 _GROWTH: Final = 4  # a snapshot is due when the log has grown by this many snapshots
 _HARD: Final = 4  # unread by a durable subscription, output is kept up to so many retentions
-
-
-@dataclass(slots=True)
-class _Waiting:
-    arrival: log_pb2.Arrival
-    batches: list[pa.RecordBatch] | None
-    done: asyncio.Future[Step]
-    since: float
 
 
 class MergeHost:
@@ -83,10 +76,10 @@ class MergeHost:
         self.fault = ""  # why nothing is taken any more
         self._journal = arrivals
         self._store = store
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._unfinished: set[asyncio.Future[Step]] = set()
         self._wake = asyncio.Event()
-        self._logged: asyncio.Queue[list[_Waiting]] = asyncio.Queue(_LOGGED_AHEAD)
+        self._logged: asyncio.Queue[list[Waiting]] = asyncio.Queue(_LOGGED_AHEAD)
         self._snapshot_due = asyncio.Lock()
         self._grown = 0  # bytes logged since the last snapshot
         self._tasks: list[asyncio.Task[None]] = []
@@ -239,13 +232,14 @@ class MergeHost:
             raise MergeFaultError(f"merge {self.name!r} has stopped: {self.fault}")
         if self._closing:
             raise UnavailableError(f"merge {self.name!r} is stopping")
+        size = sum(map(len, data))
+        if size > _EPOCH_BYTES_MAX:
+            raise LimitError(f"an epoch of {size} bytes: the log takes {_EPOCH_BYTES_MAX}")
         done: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
-        if self._journal is not None:
-            parts = epoch_parts(arrival.epoch, data) if data else [arrival.SerializeToString()]
-            self._journal.append(*parts)
         self._unfinished.add(done)
         done.add_done_callback(self._unfinished.discard)
-        self._waiting.append(_Waiting(arrival, batches, done, time.perf_counter()))
+        beside = None if batches is None else list(batches)
+        self._waiting.append(Waiting(arrival, beside, list(data), [done], size=size))
         self._wake.set()
         return done
 
@@ -253,49 +247,57 @@ class MergeHost:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            group, self._waiting = self._waiting, []
-            if self._journal is not None:
-                pending, size = self._journal.take_pending(), self._journal.bytes
-                try:
-                    await asyncio.to_thread(
-                        self._journal.write, pending, sync=self.durability == "fsync"
-                    )
-                except JournalError as error:
-                    # What was appended meanwhile has numbers after those that failed.
-                    self._journal.forget()
-                    group += self._waiting
-                    self._waiting = []
-                    log.error("merge %s: arrivals are refused: %s", self.name, error)
-                    for waiting in group:
-                        _fail(waiting.done, error)
-                    continue
-                self._grown += max(0, self._journal.bytes - size)
-            await self._logged.put(group)
+            group, self._waiting = gathered(self._waiting), []
+            if self._journal is None:
+                await self._apply_group(group)
+            elif await self._log(self._journal, group):
+                await self._logged.put(group)
+
+    async def _log(self, journal: Journal, group: list[Waiting]) -> bool:
+        """Writes a group to the log; if that fails, whoever waits is told so."""
+        for each in group:
+            journal.append(*each.record())
+        pending, size = journal.take_pending(), journal.bytes
+        try:
+            await asyncio.to_thread(journal.write, pending, sync=self.durability == "fsync")
+        except JournalError as error:
+            # What has come meanwhile follows what failed.
+            group += self._waiting
+            self._waiting = []
+            log.error("merge %s: arrivals are refused: %s", self.name, error)
+            for each in group:
+                _fail(each, error)
+            return False
+        self._grown += max(0, journal.bytes - size)
+        return True
 
     async def _apply_all(self) -> None:
         while True:
-            for waiting in await self._logged.get():
-                try:
-                    self._apply(waiting)
-                except Exception as error:
-                    # Ours is the fault: what has been logged cannot be applied. Nothing more is
-                    # taken, so that nothing is made of a state that may be wrong.
-                    self.fault = f"{type(error).__name__}: {error}"
-                    log.exception("merge %s has stopped", self.name)
-                    _fail(waiting.done, MergeFaultError(f"merge {self.name!r} has stopped"))
-                    raise
-                await asyncio.sleep(0)
+            await self._apply_group(await self._logged.get())
             if self._grown > self._snapshot_after() and not self._snapshot_due.locked():
                 task = asyncio.create_task(self._snapshot_quietly())
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _apply(self, waiting: _Waiting) -> None:
+    async def _apply_group(self, group: list[Waiting]) -> None:
+        for each in group:
+            try:
+                self._apply(each)
+            except Exception as error:
+                # Ours is the fault: what has been logged cannot be applied. Nothing more is
+                # taken, so that nothing is made of a state that may be wrong.
+                self.fault = f"{type(error).__name__}: {error}"
+                log.exception("merge %s has stopped", self.name)
+                _fail(each, MergeFaultError(f"merge {self.name!r} has stopped"))
+                raise
+            await asyncio.sleep(0)
+
+    def _apply(self, waiting: Waiting) -> None:
         try:
             step = self.state.apply(waiting.arrival, waiting.batches)
         except LMergeError as error:
             if not _refusal(error):
                 raise
-            _fail(waiting.done, error)
+            _fail(waiting, error)
             return
         for notice in step.notices:
             log.warning("merge %s: %s", self.name, notice)
@@ -303,10 +305,13 @@ class MergeHost:
             self.output.append(step.entries)
         for feedback in step.feedback:
             self.on_feedback(feedback)
-        if not waiting.done.done():
-            waiting.done.set_result(step)
+        for done in waiting.done:
+            if not done.done():
+                done.set_result(step)
         if waiting.arrival.HasField("epoch"):
-            self.on_commit(time.perf_counter() - waiting.since)
+            now = time.perf_counter()
+            for since in waiting.since:
+                self.on_commit(now - since)
 
     # -- snapshots ----------------------------------------------------------------------------
 
@@ -397,7 +402,8 @@ def _refusal(error: LMergeError) -> bool:
     return isinstance(error, ConfigurationError | NotFoundError | InputError)
 
 
-def _fail(done: asyncio.Future[Step], error: LMergeError) -> None:
-    if not done.done():
-        done.set_exception(error)
-        done.exception()  # whoever waits gets it; nobody may be waiting any more
+def _fail(waiting: Waiting, error: LMergeError) -> None:
+    for done in waiting.done:
+        if not done.done():
+            done.set_exception(error)
+            done.exception()  # whoever waits gets it; nobody may be waiting any more

@@ -30,7 +30,7 @@ class OutputLog:
         self._tail: deque[bytes] = deque()
         self._tail_first = next_entry
         self._tail_bytes = 0
-        self._changed = asyncio.Event()
+        self.watchers: set[asyncio.Event] = set()  # of whoever wants to know of new entries
         self._writing: asyncio.Task[None] | None = None
         self._retired_before = next_entry if journal is None else journal.first
         self.next = next_entry
@@ -56,8 +56,8 @@ class OutputLog:
         self._trim()
         if self._journal is not None and self._journal.pending_bytes >= _CHUNK:
             self.write_soon()
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for watcher in self.watchers:
+            watcher.set()
 
     def _trim(self) -> None:
         written = self.next if self._journal is None else self._journal.written
@@ -69,15 +69,9 @@ class OutputLog:
 
     # -- reading ------------------------------------------------------------------------------
 
-    async def wait(self, number: int) -> None:
-        """Returns when entry ``number`` is there."""
-        while number >= self.next:
-            await self._changed.wait()
-
     async def read(self, number: int, most_bytes: int = READ_BYTES) -> list[bytes]:
-        """The entries from ``number`` on, at least one; RetiredError when they are gone."""
+        """The entries from ``number`` on, if there are any; RetiredError when they are gone."""
         self.require(number)
-        await self.wait(number)
         if number >= self._tail_first:
             return self._from_memory(number, most_bytes)
         assert self._journal is not None  # noqa: S101  what is not in memory is on disk

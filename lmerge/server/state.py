@@ -336,6 +336,9 @@ def joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 def cut(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
     """The batch in pieces of about so many bytes; a function of the rows alone."""
     pieces = max(1, -(-int(batch.nbytes) // most_bytes))
+    if pieces == 1:
+        yield batch
+        return
     edges = np.linspace(0, batch.num_rows, min(pieces, batch.num_rows) + 1).astype(int)
     for start, end in pairwise(edges):
         yield batch.slice(int(start), int(end - start))

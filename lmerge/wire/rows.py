@@ -65,16 +65,20 @@ def batch_of(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 def check_elements(batch: pa.RecordBatch) -> None:
     """Raise WireError unless every row is an insert or an adjust: stables are said otherwise."""
     ops = batch.column("op")
-    if ops.type != pa.int8() or ops.null_count:
+    if ops.type != _INT8 or ops.null_count:
         raise WireError("column 'op' must be int8 without nulls")
-    values = np.frombuffer(ops.buffers()[1], np.int8, len(ops), ops.offset) if len(ops) else _NONE
-    strange = np.flatnonzero((values != Op.INSERT) & (values != Op.ADJUST))
-    if len(strange):
-        row = int(strange[0])
-        raise WireError(f"row {row} has op {int(values[row])}: only 0 (insert) and 1 (adjust) are")
+    count = len(ops)
+    if not count:
+        return
+    values = np.frombuffer(ops.buffers()[1], np.uint8, count, ops.offset)
+    if values.max() > _ADJUST:  # as it is unsigned, one look tells
+        row = int((values > _ADJUST).argmax())
+        op = int(values.view(np.int8)[row])
+        raise WireError(f"row {row} has op {op}: only 0 (insert) and 1 (adjust) are")
 
 
-_NONE: Final = np.zeros(0, dtype=np.int8)
+_INT8: Final = pa.int8()
+_ADJUST: Final = int(Op.ADJUST)
 
 
 def plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
