@@ -2,6 +2,8 @@
 
 Each event of the output counts once: its receipt, less the first commit of any replica that
 inserted it. Commits do not wait for acknowledgements, so a slow server cannot slow the load down.
+The first second does not count (``latency_lead_seconds``): every process is new, and runs its code
+for the first time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def latency(scale: Scale) -> Result:
     """From a commit to the consumer, at a fixed rate of small epochs."""
     streams = 3
     rows = max(1, round(scale.latency_rate / (streams * scale.latency_epochs)))
-    elements = int(rows * scale.latency_epochs * scale.latency_seconds)
+    seconds = scale.latency_lead_seconds + scale.latency_seconds
+    elements = int(rows * scale.latency_epochs * seconds)
     live = min(scale.live, elements // 4)
     figures: list[Figure] = []
     details: dict[str, Any] = {"rows_an_epoch": rows, "epochs_a_second": scale.latency_epochs}
@@ -79,9 +82,11 @@ def _run(scale: Scale, prepared: Prepared, kind: str, path: Path) -> list[float]
         batches = list(reader)
     if digest(batches) != prepared.digest:
         raise RuntimeError("the consumer's events are not the streams'")
+    counted = min(committed.values()) + int(scale.latency_lead_seconds * 1e9)
     added: list[float] = []
     for batch, (at, _) in zip(batches, consumer["received"], strict=True):
-        added += [(at - committed[key]) / 1e6 for key in _inserts(batch)]
+        firsts = [committed[key] for key in _inserts(batch)]
+        added += [(at - first) / 1e6 for first in firsts if first >= counted]
     return added
 
 

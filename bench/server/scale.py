@@ -24,6 +24,8 @@ class Scale:
     """Elements a second, of all replicas together."""
     latency_epochs: int = 100
     """Commits a second of each replica."""
+    latency_lead_seconds: float = 1
+    """What is committed before is not counted: the peers' processes are as new as their code."""
     memory_elements: int = 400_000
     memory_live: int = 200_000
     memory_payload: int = 100
@@ -43,6 +45,7 @@ SMALL: Final = Scale(
     repeats=1,
     durable_repeats=1,
     latency_seconds=0.5,
+    latency_lead_seconds=0.1,
     memory_elements=2_000,
     memory_live=500,
     recovery_live=10_000,
