@@ -456,11 +456,11 @@ def _checks(
     lacking = found.properties.missing(needed.requires)
     fits = f"the merge is {needed.value}, and the plan's results are {found.restriction.value}"
     if lacking:
-        fits += f": it is not certain that they are {', '.join(lacking)}"
+        fits += f"; that they are {', '.join(lacking)} is not certain, and verified as it runs"
     return [
         ("the query", True, f"loads, in {mode} mode"),
         ("its columns", not difference, difference or "are those of the merge"),
-        ("its restriction", not lacking, fits),
+        ("its restriction", True, fits),
     ]
 
 
