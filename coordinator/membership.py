@@ -418,8 +418,11 @@ class Registration:
                 self._member = member
             elif not self._member.incarnation and wanted.incarnation == 0:
                 self._member = replace(self._member, incarnation=member.incarnation)
-        # Not before: it is to tell of what happens from now on.
-        deployment.get(self._path, self._watch)
+        # Not before: it is to tell of what happens from now on. What has happened since the commit
+        # (this process may have been paused just here, and another taken its place) it does not.
+        _, stat = deployment.get(self._path, self._watch)
+        if stat.ephemeralOwner != self._coordination.session:
+            raise BadVersionError
         return Event.DONE
 
     def _newest(self, counter: str) -> tuple[int, int | None]:
