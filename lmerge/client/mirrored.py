@@ -323,8 +323,9 @@ class MirroredWriter:
                     task.cancel()
                     await self._leave_out(tasks[task], f"it has been behind for {GIVE_UP_S:g} s")
         finally:
-            for task in waiting:
+            for task in tasks:
                 task.cancel()
+                task.add_done_callback(_retrieved)  # of several errors one is raised
         if not results:
             raise self._none_left()
         return results
@@ -377,3 +378,8 @@ class MirroredWriter:
             "no server is left: " + "; ".join(f"{name}: {why}" for name, why in
                                               self.left_out.items())
         )  # fmt: skip
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
