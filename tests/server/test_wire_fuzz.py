@@ -232,7 +232,9 @@ def change(message: Message, pick: random.Random) -> None:
         for _ in range(pick.choice((1, 50))):
             change(getattr(message, field.name).add(), pick)
     elif field.is_repeated:
-        getattr(message, field.name).extend(strange(field, pick) for _ in range(pick.choice((1, 9))))
+        getattr(message, field.name).extend(
+            strange(field, pick) for _ in range(pick.choice((1, 9)))
+        )
     elif field.message_type is not None:
         getattr(message, field.name).SetInParent()  # a wrong oneof
         change(getattr(message, field.name), pick)
