@@ -7,6 +7,7 @@ for one that is wrong.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ def replica_session(
     return own
 
 
+def begun(replica: Replica) -> None:
+    """Spark gives each source's process ten seconds to start: not all start at once."""
+    give_up = time.monotonic() + 60
+    while replica.query.isActive and replica.query.status["message"].startswith("Initializing"):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
 def finish(replicas: Iterable[Replica]) -> None:
     """Let them take everything that is there."""
     replicas = list(replicas)
@@ -115,6 +124,7 @@ def test_every_plan_alone_and_all_together_give_the_truth(
                         checkpoint=str(tmp_path / f"checkpoint-{merge}-{plan}"), **options,
                     )
                 )  # fmt: skip
+                begun(started[-1])
                 merges.setdefault(merge, []).append(complete)
     finally:
         finish(started)
