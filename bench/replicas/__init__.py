@@ -1,0 +1,1 @@
+"""What the PySpark side costs and gains: ``python -m bench.replicas``."""
