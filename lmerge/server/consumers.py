@@ -113,7 +113,7 @@ class _Call:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended.add_done_callback(lambda _: self._news.set())
         self._sessions.calls.add(self._ended)
-        self._host.output.watchers.add(self._news)
+        self._host.output.watchers[self._news] = None
         if self._name:
             readers = self._sessions.readers
             readers[self._name] = readers.get(self._name, 0) + 1
@@ -123,7 +123,7 @@ class _Call:
         if self._receiving is not None:
             self._receiving.cancel()
         self._sessions.calls.discard(self._ended)
-        self._host.output.watchers.discard(self._news)
+        self._host.output.watchers.pop(self._news, None)
         if not self._ended.done():
             self._ended.cancel()
         if self._name:

@@ -30,7 +30,8 @@ class OutputLog:
         self._tail: deque[bytes] = deque()
         self._tail_first = next_entry
         self._tail_bytes = 0
-        self.watchers: set[asyncio.Event] = set()  # of whoever wants to know of new entries
+        # Of whoever wants to know of new entries; in order: a simulated run can be repeated.
+        self.watchers: dict[asyncio.Event, None] = {}
         self._writing: asyncio.Task[None] | None = None
         self._retired_before = next_entry if journal is None else journal.first
         self.next = next_entry
