@@ -41,7 +41,7 @@ $(READY): pyproject.toml Makefile
 	@$(BIN)/python -m lmerge.core.warmup
 	@touch $@
 
-demo: $(READY) ## replicas die, lag and change their plans, and the output goes on
+demo: $(READY) ## three replicas, one of them dies: what the consumer sees
 	@$(BIN)/lmerge demo
 
 test: $(READY) ## all tests

@@ -1,0 +1,1 @@
+"""What ``lmerge demo --live`` shows: a deployment that is hurt while its output is watched."""
